@@ -1,0 +1,201 @@
+"""The one place that reads configuration: a TOML file and the few environment variables that matter.
+
+The result is a tree of frozen dataclasses. Unknown keys, wrong types and values out of range are `ConfigError`s that
+name file and key. Nothing changes it later; values resolved at start (a cache of "auto" bytes) live elsewhere.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import re
+import tempfile
+import tomllib
+import types
+import typing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from shared.errors import ConfigError
+
+AUTO_BYTES = -1
+POLICIES = ("lfu", "lfu-aged", "lru")
+DEVICES = ("cpu", "cuda")
+LOG_LEVELS = ("debug", "info", "warning", "error")
+
+# ipc:// addresses are Unix socket paths: 107 bytes and a terminating zero (unix(7)).
+MAX_SOCKET_PATH = 107
+
+_UNITS = {"": 1, "b": 1}
+_UNITS |= {f"{p}ib": 1024**i for i, p in enumerate("kmgt", 1)} | {f"{p}b": 1000**i for i, p in enumerate("kmgt", 1)}
+
+
+@dataclass(frozen=True, slots=True)
+class RunConfig:
+    name: str
+    dir: Path | None = None
+    log_level: str = "info"
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSection:
+    path: Path
+    max_context: int = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class CacheConfig:
+    bytes: int = AUTO_BYTES
+    policy: str = "lfu-aged"
+    save_heat: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class ReaderConfig:
+    threads: int = 4
+    direct: bool = True
+    verify: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class PrefetchConfig:
+    hash_layers: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerConfig:
+    device: str = "cpu"
+    threads: int = 0
+    prefill_chunk: int = 2048
+    max_queue: int = 16
+
+
+@dataclass(frozen=True, slots=True)
+class FrontConfig:
+    max_queue: int = 64
+    default_max_tokens: int = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """Everything a service may know. `source` is the file it came from."""
+
+    source: Path
+    run: RunConfig
+    model: ModelSection
+    cache: CacheConfig = field(default_factory=CacheConfig)
+    reader: ReaderConfig = field(default_factory=ReaderConfig)
+    prefetch: PrefetchConfig = field(default_factory=PrefetchConfig)
+    worker: WorkerConfig = field(default_factory=WorkerConfig)
+    front: FrontConfig = field(default_factory=FrontConfig)
+
+    @property
+    def run_dir(self) -> Path:
+        """Where this instance keeps its sockets, locks and heat."""
+        if self.run.dir is not None:
+            return self.run.dir
+        base = os.environ.get("XDG_RUNTIME_DIR")
+        root = Path(base) / "icebox" if base else Path(tempfile.gettempdir()) / f"icebox-{os.getuid()}"
+        return root / self.run.name
+
+    def endpoint(self, name: str) -> str:
+        """The ipc address of a socket in the run directory, such as "expertd" or "worker.control"."""
+        return f"ipc://{self.run_dir / name}"
+
+
+def load_config(path: Path | str) -> Config:
+    """Read and check a TOML file.
+
+    Raises:
+        ConfigError: the file is missing or not TOML, or a key is unknown, missing, ill-typed or out of range.
+    """
+    path = Path(path)
+    try:
+        table = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot read this config file ({error.strerror})") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: not valid TOML: {error}") from error
+    config = _Reader(path.resolve()).section(Config, {"source": str(path)} | table, "")
+    _check(config)
+    return config
+
+
+class _Reader:
+    """Turns TOML tables into dataclasses, remembering where it is for the error message."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def section(self, cls: type, table: dict[str, Any], prefix: str) -> Any:
+        hints = typing.get_type_hints(cls)
+        fields = {f.name: f for f in dataclasses.fields(cls)}
+        for key in table:
+            if key not in fields:
+                known = ", ".join(sorted(k for k in fields if k != "source"))
+                raise ConfigError(f"{self._path}: unknown key '{prefix}{key}' (known here: {known})")
+        missing = [n for n, f in fields.items() if n not in table and _is_required(f)]
+        if missing:
+            raise ConfigError(f"{self._path}: missing key '{prefix}{missing[0]}'")
+        return cls(**{k: self._value(hints[k], v, prefix + k) for k, v in table.items()})
+
+    def _value(self, kind: Any, value: Any, key: str) -> Any:
+        if dataclasses.is_dataclass(kind):
+            if not isinstance(value, dict):
+                raise ConfigError(f"{self._path}: '{key}' must be a table, written [{key}]")
+            return self.section(typing.cast(type, kind), value, f"{key}.")
+        if isinstance(kind, types.UnionType):
+            kind = next(k for k in typing.get_args(kind) if k is not type(None))
+        if kind is Path and isinstance(value, str):
+            return (self._path.parent / Path(value).expanduser()).resolve()
+        if key == "cache.bytes":
+            return self._bytes(value, key)
+        if type(value) is not kind:
+            raise ConfigError(f"{self._path}: '{key}' must be {_NAMES[kind]}, not {value!r}")
+        return value
+
+    def _bytes(self, value: Any, key: str) -> int:
+        if value == "auto":
+            return AUTO_BYTES
+        number = value if type(value) is int else parse_bytes(value) if isinstance(value, str) else None
+        if number is None or number <= 0:
+            raise ConfigError(f"{self._path}: '{key}' must be a size such as \"64 MiB\" or \"auto\", not {value!r}")
+        return number
+
+
+_NAMES = {int: "a whole number", float: "a number", str: "text in quotes", bool: "true or false", Path: "a path"}
+
+
+def parse_bytes(text: str) -> int | None:
+    """ "64 MiB", "90 GB" or "4096" as a number of bytes; None if it is no size."""
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-z]*)\s*", text.lower())
+    if match is None or match[2] not in _UNITS:
+        return None
+    return int(float(match[1]) * _UNITS[match[2]])
+
+
+def _is_required(f: dataclasses.Field[Any]) -> bool:
+    return f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING
+
+
+def _check(config: Config) -> None:
+    def demand(ok: bool, key: str, what: str, value: object) -> None:
+        if not ok:
+            raise ConfigError(f"{config.source}: '{key}' must be {what}, not {value!r}")
+
+    run, worker, reader = config.run, config.worker, config.reader
+    demand(re.fullmatch(r"[\w.-]{1,40}", run.name) is not None, "run.name", "1 to 40 letters, digits, . _ -", run.name)
+    demand(run.log_level in LOG_LEVELS, "run.log_level", f"one of {', '.join(LOG_LEVELS)}", run.log_level)
+    demand(config.cache.policy in POLICIES, "cache.policy", f"one of {', '.join(POLICIES)}", config.cache.policy)
+    demand(worker.device in DEVICES, "worker.device", f"one of {', '.join(DEVICES)}", worker.device)
+    demand(1 <= reader.threads <= 256, "reader.threads", "1 to 256", reader.threads)
+    demand(0 <= worker.threads <= 1024, "worker.threads", "0 (all cores) to 1024", worker.threads)
+    demand(worker.prefill_chunk >= 1, "worker.prefill_chunk", "at least 1", worker.prefill_chunk)
+    demand(worker.max_queue >= 1, "worker.max_queue", "at least 1", worker.max_queue)
+    demand(config.front.max_queue >= 1, "front.max_queue", "at least 1", config.front.max_queue)
+    demand(config.front.default_max_tokens >= 1, "front.default_max_tokens", "at least 1", config.front.default_max_tokens)
+    demand(config.model.max_context >= 2, "model.max_context", "at least 2", config.model.max_context)
+    longest = str(config.run_dir / "expertd.control")
+    if len(longest.encode()) > MAX_SOCKET_PATH:
+        raise ConfigError(f"{config.source}: run directory {config.run_dir} is too long for a socket path; set run.dir")
