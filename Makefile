@@ -1,0 +1,36 @@
+# `make demo` shows it, `make test` proves it. Both make the environment in .venv first.
+
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+export PATH := $(CURDIR)/$(BIN):$(PATH)
+
+.PHONY: env demo test check format bench clean
+
+env: $(VENV)/.ready
+
+$(VENV)/.ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --disable-pip-version-check -q -c constraints.txt -e '.[dev]'
+	touch $@
+
+demo: env
+	python -m demo.run
+
+check: env
+	ruff check .
+	ruff format --check .
+	mypy
+
+test: check
+	pytest
+
+format: env
+	ruff check --fix .
+	ruff format .
+
+bench: env
+	python -m benchmarks
+
+clean:
+	rm -rf $(VENV) build *.egg-info .ruff_cache .mypy_cache .pytest_cache .hypothesis

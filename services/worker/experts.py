@@ -1,0 +1,196 @@
+"""How the model gets at experts, and the implementation that shares expertd's slot pool.
+
+The model asks for the experts of one layer by id and receives records: where the bytes lie, who read them and whether
+they had to be waited for is decided here. A hit costs no message: the slot table in shared memory is the answer.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from shared.errors import ErrorCode, PeerLost, ServiceError
+from shared.memory.control_block import ControlBlock
+from shared.memory.slab import Slab, open_slab
+from shared.protocol.messages import ClosePool, ExpertsFetched, FetchExperts, OpenPool, PoolOpened, PrefetchHint
+from shared.transport.client import BlockingClient
+
+# A record is 13 MB at most and a wave a few hundred of them; a disk that needs longer than this is broken.
+FETCH_TIMEOUT_S = 60.0
+
+
+class LookUp(Protocol):
+    """One wave of experts of one layer. The records stay what they are until `done`."""
+
+    @property
+    def hits(self) -> Mapping[int, torch.Tensor]:
+        """Expert id -> uint8 record [record_bytes], for those that were resident at look-up."""
+
+    def wait(self) -> Mapping[int, torch.Tensor]:
+        """The others, once they are read. Raises ServiceError or PeerLost if they cannot be."""
+
+    def done(self) -> None:
+        """The caller has finished with every record of this look-up."""
+
+
+class ExpertProvider(Protocol):
+    """Where experts come from. One look-up is open at a time."""
+
+    @property
+    def wave_experts(self) -> int:
+        """The most experts of one look-up."""
+
+    def look_up(self, layer: int, expert_ids: Sequence[int], ahead: Sequence[int] = ()) -> LookUp:
+        """Find `expert_ids` (distinct, ascending) of a MoE layer and ask for what is missing; returns at once.
+
+        `ahead` is the wave after this one: it is asked for too, so that it is read under this wave's compute.
+        """
+
+    def hint(self, layer: int, expert_ids: Sequence[int]) -> None:
+        """These experts of the layer will certainly be looked up soon."""
+
+
+@dataclass(slots=True)
+class ExpertCounters:
+    """Cumulative counts of one provider; times in seconds."""
+
+    lookups: int = 0
+    resident: int = 0
+    fetch_messages: int = 0
+    wait_seconds: float = 0.0
+
+
+class SharedExperts:
+    """Experts in the pool of a running expertd. Owned by one thread.
+
+    Follows the worker's half of the slot protocol: it alone writes `worker_clock`, `busy` and `uses`; the clock goes
+    up once per finished look-up, and `busy` is set around every step, so that an idle worker holds no slot back.
+    """
+
+    def __init__(self, client: BlockingClient, pool: PoolOpened, record_bytes: int, prefetch: bool) -> None:
+        self._client = client
+        self._control = ControlBlock.open(pool.control_handle)
+        self._slabs: list[Slab] = [open_slab(handle) for handle in pool.slab_handles]
+        self._pool = pool
+        self._prefetch = prefetch
+        views = [torch.from_numpy(slab.view()) for slab in self._slabs]
+        self._records = [
+            views[slot // pool.slots_per_slab].narrow(0, slot % pool.slots_per_slab * pool.slot_bytes, record_bytes)
+            for slot in range(pool.num_slots)
+        ]
+        self._failed_ahead: set[int] = set()
+        self.counters = ExpertCounters()
+
+    @classmethod
+    def open(
+        cls, client: BlockingClient, fingerprint: str, device: str, record_bytes: int, prefetch: bool
+    ) -> SharedExperts:
+        """Ask expertd for its pool and map it.
+
+        Raises:
+            ServiceError: expertd refuses (another worker holds the pool, other checkpoint, still starting).
+        """
+        reply = client.call(OpenPool(fingerprint, device), timeout_s=FETCH_TIMEOUT_S)
+        if not isinstance(reply, PoolOpened):
+            raise ServiceError(ErrorCode.INTERNAL, f"expertd answered OpenPool with {type(reply).__name__}")
+        return cls(client, reply, record_bytes, prefetch)
+
+    @property
+    def wave_experts(self) -> int:
+        return self._pool.wave_experts
+
+    def begin_step(self) -> None:
+        """From here to `end_step` the worker may hold slots."""
+        self._control.busy = 1
+
+    def end_step(self) -> None:
+        """No look-up is open: expertd may reuse any slot that it retires."""
+        self._control.worker_clock += 2  # past every clock that a request of this step carried, wave ahead included
+        self._control.busy = 0
+
+    def look_up(self, layer: int, expert_ids: Sequence[int], ahead: Sequence[int] = ()) -> SharedLookUp:
+        clock = int(self._control.worker_clock)
+        row = self._control.slot_table[layer]
+        slots = row[list(expert_ids)].tolist()
+        self._control.uses[layer, list(expert_ids)] += 1
+        hits = {e: self._records[s] for e, s in zip(expert_ids, slots, strict=True) if s >= 0}
+        missing = tuple(e for e, s in zip(expert_ids, slots, strict=True) if s < 0)
+        self.counters.lookups += len(expert_ids)
+        self.counters.resident += len(hits)
+        ticket = self._fetch(layer, missing, clock) if missing else None
+        if ahead:
+            self._fetch_ahead(layer, ahead, clock + 1)
+        return SharedLookUp(self, layer, hits, missing, ticket)
+
+    def hint(self, layer: int, expert_ids: Sequence[int]) -> None:
+        if not self._prefetch:
+            return
+        row = self._control.slot_table[layer]
+        if wanted := tuple(e for e in expert_ids if row[e] < 0):
+            self._client.send(PrefetchHint(layer, wanted))
+
+    def close(self) -> None:
+        """Unmap the pool, and tell expertd if it is still there."""
+        self._control.busy = 0
+        self._records.clear()
+        for slab in self._slabs:
+            slab.close()
+        self._control.close()
+        try:
+            self._client.call(ClosePool(), timeout_s=1.0)
+        except ServiceError:
+            pass  # gone or draining: the mapping was all that mattered
+
+    def _fetch(self, layer: int, expert_ids: tuple[int, ...], clock: int) -> int:
+        self.counters.fetch_messages += 1
+        return self._client.start(FetchExperts(layer, expert_ids, clock))
+
+    def _fetch_ahead(self, layer: int, expert_ids: Sequence[int], clock: int) -> None:
+        row = self._control.slot_table[layer]
+        if missing := tuple(e for e in expert_ids if row[e] < 0):
+            self._client.forget(self._fetch(layer, missing, clock))
+
+    def _collect(self, layer: int, missing: tuple[int, ...], ticket: int) -> dict[int, torch.Tensor]:
+        started = time.perf_counter()
+        reply = self._client.finish(ticket, timeout_s=FETCH_TIMEOUT_S)
+        self.counters.wait_seconds += time.perf_counter() - started
+        if not isinstance(reply, ExpertsFetched):
+            raise ServiceError(ErrorCode.INTERNAL, f"expertd answered FetchExperts with {type(reply).__name__}")
+        slots = self._control.slot_table[layer, list(missing)].tolist()
+        assert min(slots) >= 0, f"layer {layer}: fetched experts {missing} are not in the slot table: {slots}"
+        return {e: self._records[s] for e, s in zip(missing, slots, strict=True)}
+
+    def _tick(self) -> None:
+        self._control.worker_clock += 1
+
+
+class SharedLookUp:
+    """One wave against the shared pool."""
+
+    __slots__ = ("_experts", "_layer", "_missing", "_ticket", "hits")
+
+    def __init__(
+        self,
+        experts: SharedExperts,
+        layer: int,
+        hits: dict[int, torch.Tensor],
+        missing: tuple[int, ...],
+        ticket: int | None,
+    ) -> None:
+        self._experts = experts
+        self._layer = layer
+        self._missing = missing
+        self._ticket = ticket
+        self.hits: Mapping[int, torch.Tensor] = hits
+
+    def wait(self) -> Mapping[int, torch.Tensor]:
+        if self._ticket is None:
+            return {}
+        return self._experts._collect(self._layer, self._missing, self._ticket)
+
+    def done(self) -> None:
+        self._experts._tick()
