@@ -7,13 +7,14 @@ they had to be waited for is decided here. A hit costs no message: the slot tabl
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 
-from shared.errors import ErrorCode, PeerLost, ServiceError
+from shared.errors import ErrorCode, ServiceError
 from shared.memory.control_block import ControlBlock
 from shared.memory.slab import Slab, open_slab
 from shared.protocol.messages import ClosePool, ExpertsFetched, FetchExperts, OpenPool, PoolOpened, PrefetchHint
@@ -53,6 +54,9 @@ class ExpertProvider(Protocol):
     def hint(self, layer: int, expert_ids: Sequence[int]) -> None:
         """These experts of the layer will certainly be looked up soon."""
 
+    def step(self) -> AbstractContextManager[None]:
+        """Look-ups happen inside a step, one forward pass of the model; outside of it no slot is held."""
+
 
 @dataclass(slots=True)
 class ExpertCounters:
@@ -82,7 +86,6 @@ class SharedExperts:
             views[slot // pool.slots_per_slab].narrow(0, slot % pool.slots_per_slab * pool.slot_bytes, record_bytes)
             for slot in range(pool.num_slots)
         ]
-        self._failed_ahead: set[int] = set()
         self.counters = ExpertCounters()
 
     @classmethod
@@ -103,14 +106,14 @@ class SharedExperts:
     def wave_experts(self) -> int:
         return self._pool.wave_experts
 
-    def begin_step(self) -> None:
-        """From here to `end_step` the worker may hold slots."""
+    @contextmanager
+    def step(self) -> Iterator[None]:
         self._control.busy = 1
-
-    def end_step(self) -> None:
-        """No look-up is open: expertd may reuse any slot that it retires."""
-        self._control.worker_clock += 2  # past every clock that a request of this step carried, wave ahead included
-        self._control.busy = 0
+        try:
+            yield
+        finally:
+            self._control.worker_clock += 2  # past every clock a request of this step carried, the wave ahead included
+            self._control.busy = 0
 
     def look_up(self, layer: int, expert_ids: Sequence[int], ahead: Sequence[int] = ()) -> SharedLookUp:
         clock = int(self._control.worker_clock)

@@ -71,7 +71,8 @@ class Cancel:
 class Generate:
     """Continue `prompt_ids`; answered by a stream of `TokensGenerated`, the last one with a finish reason.
 
-    temperature 0 is greedy; top_k 0, top_p 1 and min_p 0 are off; seed -1 draws one.
+    temperature 0 is greedy; top_k 0, top_p 1 and min_p 0 are off; seed -1 draws one. `top_logprobs` -1 is off; n asks
+    for each token's log-probability and those of the n likeliest ids.
     """
 
     prompt_ids: tuple[int, ...]
@@ -82,13 +83,15 @@ class Generate:
     min_p: float = 0.0
     seed: int = -1
     stop_ids: tuple[int, ...] = ()
+    top_logprobs: int = -1
 
 
 @message(17)
 class TokensGenerated:
     """New tokens of one sequence. `finish_reason` is "" until the last: stop, length or abort.
 
-    The counts are cumulative for the request; times are seconds since the worker accepted it.
+    The counts are cumulative for the request; times are seconds since the worker accepted it. Log-probabilities are
+    those of the unfiltered softmax at temperature 1: one per token, and `top_ids` / `top_logprobs` n per token.
     """
 
     token_ids: tuple[int, ...]
@@ -98,6 +101,9 @@ class TokensGenerated:
     cached_tokens: int
     ttft_s: float
     elapsed_s: float
+    logprobs: tuple[float, ...] = ()
+    top_ids: tuple[int, ...] = ()
+    top_logprobs: tuple[float, ...] = ()
 
 
 # --- expertd ---------------------------------------------------------------------------------------------------
