@@ -1,0 +1,49 @@
+"""Writes safetensors files as a stream: the header first, then each tensor's bytes in the header's order.
+
+Owns the byte layout (https://github.com/huggingface/safetensors: 8 bytes little-endian header length, JSON, data
+without gaps) and the library's order of tensors. Does not know what the tensors mean.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+# The library's own order of types, widest first; files it writes hold the tensors sorted by it, then by name.
+DTYPE_BYTES = {"I64": 8, "F32": 4, "BF16": 2, "F8_E8M0": 1, "F8_E4M3": 1, "I8": 1, "U8": 1}
+_ORDER = {dtype: rank for rank, dtype in enumerate(DTYPE_BYTES)}
+
+
+class TensorSpec(NamedTuple):
+    """Name, safetensors type name and shape of a tensor that is to be written."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+
+    @property
+    def nbytes(self) -> int:
+        return DTYPE_BYTES[self.dtype] * math.prod(self.shape)
+
+
+def library_order(specs: Iterable[TensorSpec]) -> list[TensorSpec]:
+    """The order in which `safetensors.save_file` lays tensors out, so the one that downloaded files have."""
+    return sorted(specs, key=lambda spec: (_ORDER[spec.dtype], spec.name))
+
+
+def encode_header(specs: Sequence[TensorSpec], metadata: dict[str, str] | None = None, align: int = 8) -> bytes:
+    """Length and JSON of a file that holds exactly these tensors one after the other.
+
+    The JSON is padded with spaces so that the data begins at a multiple of `align` bytes (8 at least).
+    """
+    table: dict[str, object] = {"__metadata__": metadata or {"format": "pt"}}
+    offset = 0
+    for spec in specs:
+        end = offset + spec.nbytes
+        table[spec.name] = {"dtype": spec.dtype, "shape": list(spec.shape), "data_offsets": [offset, end]}
+        offset = end
+    text = json.dumps(table, separators=(",", ":")).encode()
+    text += b" " * (-(8 + len(text)) % align)
+    return len(text).to_bytes(8, "little") + text
