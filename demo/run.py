@@ -52,9 +52,8 @@ class Honcho:
         self.log = log
         with log.open("wb") as out:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "honcho", "start"],
+                ["env", f"ICEBOX_CONFIG={config}", sys.executable, "-m", "honcho", "start"],
                 cwd=ROOT,
-                env=os.environ | {"ICEBOX_CONFIG": str(config)},
                 stdout=out,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,

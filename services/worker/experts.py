@@ -75,7 +75,9 @@ class SharedExperts:
     up once per finished look-up, and `busy` is set around every step, so that an idle worker holds no slot back.
     """
 
-    def __init__(self, client: BlockingClient, pool: PoolOpened, record_bytes: int, prefetch: bool) -> None:
+    def __init__(
+        self, client: BlockingClient, pool: PoolOpened, record_bytes: int, prefetch: bool, counters: ExpertCounters
+    ) -> None:
         self._client = client
         self._control = ControlBlock.open(pool.control_handle)
         self._slabs: list[Slab] = [open_slab(handle) for handle in pool.slab_handles]
@@ -86,11 +88,18 @@ class SharedExperts:
             views[slot // pool.slots_per_slab].narrow(0, slot % pool.slots_per_slab * pool.slot_bytes, record_bytes)
             for slot in range(pool.num_slots)
         ]
-        self.counters = ExpertCounters()
+        self._counters = counters
 
     @classmethod
     def open(
-        cls, client: BlockingClient, fingerprint: str, device: str, record_bytes: int, prefetch: bool
+        cls,
+        client: BlockingClient,
+        *,
+        fingerprint: str,
+        device: str,
+        record_bytes: int,
+        prefetch: bool,
+        counters: ExpertCounters,
     ) -> SharedExperts:
         """Ask expertd for its pool and map it.
 
@@ -100,7 +109,7 @@ class SharedExperts:
         reply = client.call(OpenPool(fingerprint, device), timeout_s=FETCH_TIMEOUT_S)
         if not isinstance(reply, PoolOpened):
             raise ServiceError(ErrorCode.INTERNAL, f"expertd answered OpenPool with {type(reply).__name__}")
-        return cls(client, reply, record_bytes, prefetch)
+        return cls(client, reply, record_bytes, prefetch, counters)
 
     @property
     def wave_experts(self) -> int:
@@ -122,8 +131,8 @@ class SharedExperts:
         self._control.uses[layer, list(expert_ids)] += 1
         hits = {e: self._records[s] for e, s in zip(expert_ids, slots, strict=True) if s >= 0}
         missing = tuple(e for e, s in zip(expert_ids, slots, strict=True) if s < 0)
-        self.counters.lookups += len(expert_ids)
-        self.counters.resident += len(hits)
+        self._counters.lookups += len(expert_ids)
+        self._counters.resident += len(hits)
         ticket = self._fetch(layer, missing, clock) if missing else None
         if ahead:
             self._fetch_ahead(layer, ahead, clock + 1)
@@ -135,6 +144,10 @@ class SharedExperts:
         row = self._control.slot_table[layer]
         if wanted := tuple(e for e in expert_ids if row[e] < 0):
             self._client.send(PrefetchHint(layer, wanted))
+
+    def check_peer(self) -> None:
+        """Between requests: raises PeerLost if expertd is gone."""
+        self._client.poll(0.0)
 
     def close(self) -> None:
         """Unmap the pool, and tell expertd if it is still there."""
@@ -149,7 +162,7 @@ class SharedExperts:
             pass  # gone or draining: the mapping was all that mattered
 
     def _fetch(self, layer: int, expert_ids: tuple[int, ...], clock: int) -> int:
-        self.counters.fetch_messages += 1
+        self._counters.fetch_messages += 1
         return self._client.start(FetchExperts(layer, expert_ids, clock))
 
     def _fetch_ahead(self, layer: int, expert_ids: Sequence[int], clock: int) -> None:
@@ -160,7 +173,7 @@ class SharedExperts:
     def _collect(self, layer: int, missing: tuple[int, ...], ticket: int) -> dict[int, torch.Tensor]:
         started = time.perf_counter()
         reply = self._client.finish(ticket, timeout_s=FETCH_TIMEOUT_S)
-        self.counters.wait_seconds += time.perf_counter() - started
+        self._counters.wait_seconds += time.perf_counter() - started
         if not isinstance(reply, ExpertsFetched):
             raise ServiceError(ErrorCode.INTERNAL, f"expertd answered FetchExperts with {type(reply).__name__}")
         slots = self._control.slot_table[layer, list(missing)].tolist()

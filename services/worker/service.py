@@ -1,0 +1,225 @@
+"""The worker's shell: requests from the socket to the engine, tokens back, and the connection to expertd.
+
+The socket's thread only queues; one thread, the caller of `run`, owns the model and the experts. If expertd goes away,
+what runs and waits ends with one error each, and the worker looks for expertd again.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+
+from services.worker.engine import Engine, FinishReason, Job, Step
+from services.worker.experts import ExpertCounters, SharedExperts
+from services.worker.sampler import SamplingParams
+from shared.checkpoint.records import RecordLayout
+from shared.config import Config
+from shared.errors import ErrorCode, PeerLost, ServiceError
+from shared.protocol.messages import Generate, TokensGenerated
+from shared.runtime.service import ServiceContext
+from shared.transport.client import BlockingClient
+from shared.transport.server import Request
+
+log = logging.getLogger(__name__)
+
+# How often an idle worker looks whether it should stop or expertd is gone.
+IDLE_POLL_S = 0.02
+RETRY_S = 0.1
+_NOT_YET = (ErrorCode.STARTING, ErrorCode.PEER_LOST, ErrorCode.TIMEOUT, ErrorCode.NO_CAPACITY)
+
+
+@dataclass(slots=True)
+class RequestCounters:
+    """Cumulative over the life of the worker."""
+
+    requests_done: int = 0
+    requests_failed: int = 0
+    requests_cancelled: int = 0
+    requests_running: int = 0
+
+
+@dataclass(slots=True)
+class _Ticket:
+    """A request that waits or runs."""
+
+    request: Request
+    job: Job
+    accepted: float = field(default_factory=time.perf_counter)
+
+
+class WorkerService:
+    """Everything between the worker's sockets and its engine."""
+
+    def __init__(self, context: ServiceContext, engine: Engine, fingerprint: str) -> None:
+        self._context = context
+        self._config: Config = context.config
+        self._engine = engine
+        self._fingerprint = fingerprint
+        self._record_bytes = RecordLayout.of(engine.model.config).record_bytes
+        self._waiting: queue.Queue[_Ticket] = queue.Queue(self._config.worker.max_queue)
+        self._counters = RequestCounters()
+        self._expert_counters = ExpertCounters()
+        self._has_experts = False
+
+    def handle(self, request: Request) -> None:
+        """Called by the socket's thread: check, queue, return."""
+        message = request.message
+        if not isinstance(message, Generate):
+            raise ServiceError(ErrorCode.UNSUPPORTED, f"the worker does not answer {type(message).__name__}")
+        if not self._has_experts:
+            raise ServiceError(ErrorCode.STARTING, "the worker waits for expertd")
+        job = _job(message)
+        job.check(self._engine.model.config.vocab_size, self._config.model.max_context)
+        try:
+            self._waiting.put_nowait(_Ticket(request, job))
+        except queue.Full:
+            limit = self._config.worker.max_queue
+            raise ServiceError(
+                ErrorCode.NO_CAPACITY, f"{limit} requests wait already (worker.max_queue); try again later"
+            ) from None
+
+    def run(self) -> None:
+        """Serve until the context stops. Called once, by the thread that owns the model."""
+        while not self._context.stopping:
+            try:
+                with self._experts() as experts:
+                    self._serve(experts)
+            except Stopped:
+                return
+            except PeerLost as lost:
+                log.warning("expertd lost detail=%r", lost.detail)
+                self._fail_waiting(lost)
+
+    def stats(self) -> dict[str, float]:
+        """Cumulative counters and gauges, for the stats socket."""
+        counters = asdict(self._counters) | asdict(self._engine.counters) | asdict(self._expert_counters)
+        return counters | {
+            "requests_waiting": self._waiting.qsize(),
+            "position": self._engine.state.position,
+            "state_bytes": self._engine.state.nbytes,
+            "max_context": self._config.model.max_context,
+        }
+
+    def _serve(self, experts: SharedExperts) -> None:
+        while not self._context.stopping:
+            try:
+                ticket = self._waiting.get(timeout=IDLE_POLL_S)
+            except queue.Empty:
+                experts.check_peer()
+                continue
+            self._counters.requests_running = 1
+            try:
+                self._answer(ticket, experts)
+            finally:
+                self._counters.requests_running = 0
+
+    def _answer(self, ticket: _Ticket, experts: SharedExperts) -> None:
+        """One request, to its one final reply. A lost expertd ends it too, and is then raised on."""
+        progress = _Progress(ticket)
+
+        def cancelled() -> bool:
+            return ticket.request.cancelled or self._context.stopping
+
+        try:
+            for step in self._engine.generate(ticket.job, experts, cancelled):
+                progress.send(step)
+        except PeerLost as lost:
+            self._counters.requests_failed += 1
+            ticket.request.fail(lost.code, f"the expert daemon went away while this request ran: {lost.detail}")
+            raise
+        except ServiceError as error:
+            self._counters.requests_failed += 1
+            log.warning("request failed code=%s detail=%r", error.code.value, error.detail)
+            ticket.request.fail(error.code, error.detail)
+        else:
+            aborted = progress.finish is FinishReason.ABORT
+            self._counters.requests_cancelled += aborted
+            self._counters.requests_done += not aborted
+
+    def _fail_waiting(self, lost: PeerLost) -> None:
+        while not self._waiting.empty():
+            self._counters.requests_failed += 1
+            self._waiting.get_nowait().request.fail(lost.code, f"the expert daemon went away: {lost.detail}")
+
+    @contextmanager
+    def _experts(self) -> Iterator[SharedExperts]:
+        """The pool of a running expertd, waited for as long as it takes."""
+        self._context.progress("waiting for expertd")
+        client = BlockingClient(self._config.endpoint("expertd"), self._context.identity)
+        try:
+            experts = self._open(client)
+            try:
+                self._has_experts = True
+                self._context.ready()
+                yield experts
+            finally:
+                self._has_experts = False
+                experts.close()
+        finally:
+            client.close()
+
+    def _open(self, client: BlockingClient) -> SharedExperts:
+        """Connect and map the pool, again and again while expertd is absent or starting."""
+        while True:
+            try:
+                client.connect(RETRY_S)
+                return SharedExperts.open(
+                    client,
+                    fingerprint=self._fingerprint,
+                    device=self._config.worker.device,
+                    record_bytes=self._record_bytes,
+                    prefetch=self._config.prefetch.hash_layers,
+                    counters=self._expert_counters,
+                )
+            except ServiceError as error:
+                if error.code not in _NOT_YET:
+                    raise
+                self._context.progress(f"waiting for expertd ({error.detail})")
+            if self._context.wait(RETRY_S):
+                raise Stopped
+
+
+class Stopped(Exception):
+    """The service was asked to stop while it waited for expertd."""
+
+
+class _Progress:
+    """Turns the steps of one request into its replies."""
+
+    def __init__(self, ticket: _Ticket) -> None:
+        self._ticket = ticket
+        self._completion_tokens = 0
+        self._ttft_s = 0.0
+        self.finish: FinishReason | None = None
+
+    def send(self, step: Step) -> None:
+        elapsed = time.perf_counter() - self._ticket.accepted
+        if step.token is not None:
+            self._completion_tokens += 1
+            self._ttft_s = self._ttft_s or elapsed
+        self.finish = step.finish
+        reply = TokensGenerated(
+            token_ids=() if step.token is None else (step.token,),
+            finish_reason=step.finish.value if step.finish else "",
+            prompt_tokens=len(self._ticket.job.prompt_ids),
+            completion_tokens=self._completion_tokens,
+            cached_tokens=0,
+            ttft_s=self._ttft_s,
+            elapsed_s=elapsed,
+            logprobs=() if step.token is None or self._ticket.job.top_logprobs < 0 else (step.logprob,),
+            top_ids=step.top_ids,
+            top_logprobs=step.top_logprobs,
+        )
+        if step.finish:
+            self._ticket.request.reply(reply)
+        else:
+            self._ticket.request.stream(reply)
+
+
+def _job(message: Generate) -> Job:
+    params = SamplingParams(message.temperature, message.top_p, message.top_k, message.min_p, message.seed)
+    return Job(message.prompt_ids, message.max_tokens, params, frozenset(message.stop_ids), message.top_logprobs)
