@@ -7,7 +7,6 @@ is complete. Shapes, values and the tokenizer are other modules' business.
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from typing import Any
 from shared.checkpoint.config import ModelConfig
 from shared.checkpoint.safetensors_writer import TensorSpec, encode_header, library_order
 from shared.checkpoint.schedule import expected_tensors
+from shared.checkpoint.stream_writer import StreamWriter
 from shared.checkpoint.synth_shapes import GENERATION_CONFIG, published_config, reference_config
 from shared.checkpoint.synth_tokenizer import tokenizer_files
 from shared.checkpoint.synth_values import ValueSource
@@ -133,14 +133,11 @@ def _write_shards(
 def _write_shard(
     path: Path, specs: list[TensorSpec], source: ValueSource, done: int, progress: Callable[[int], None]
 ) -> int:
-    with open(path, "wb", buffering=0) as file:
-        file.write(encode_header(specs))
+    with StreamWriter(path) as file:
+        file.write(memoryview(encode_header(specs)))
         for spec in specs:
             for chunk in source.chunks(spec):
-                file.write(chunk)
+                file.write(memoryview(chunk))
                 done += len(chunk)
             progress(done)
-        os.fdatasync(file.fileno())
-        # What was just written would otherwise push everything else out of the page cache.
-        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
     return done

@@ -26,7 +26,7 @@ Bytes = NDArray[np.uint8]
 MIB = 1 << 20
 # A chunk stays in the second-level cache between the mask and the copy into the page cache.
 CHUNK_BYTES = MIB
-POOL_BYTES = 64 * MIB
+POOL_BYTES = 32 * MIB
 # Which bits of a pool's 64-bit words may be flipped at will: all of an FP4 pair, the signs of the others, no scale's.
 _FREE_BITS = {"I8": 2**64 - 1, "F8_E4M3": 0x8080808080808080, "BF16": 0x8000800080008000, "F8_E8M0": 0}
 # Root mean square of the sixteen FP4 codes 0, .5, 1, 1.5, 2, 3, 4, 6 and their negatives.
@@ -121,7 +121,7 @@ class ValueSource:
         if dtype == "I8":
             values = _random_bytes(rng, nbytes)
         elif dtype == "F8_E8M0":
-            values = _scales(_random_bytes(rng, nbytes), std)
+            values = _scales(_random_bytes(rng, min(nbytes, 8 * CHUNK_BYTES)), std)
         elif dtype == "F8_E4M3":
             values = _e4m3(_normal_quantiles() * np.float32(_FP8_RMS))[_random_bytes(rng, 2 * nbytes).view(np.uint16)]
         else:
@@ -185,4 +185,4 @@ def _scales(random: Bytes, target: float) -> Bytes:
     """ue8m0 bytes of two neighbouring powers of two, mixed so that their root mean square is `target`."""
     exponent = math.floor(math.log2(target))
     upper = ((target / 2.0**exponent) ** 2 - 1) / 3
-    return (127 + exponent + (random < round(256 * upper))).astype(np.uint8)
+    return np.uint8(127 + exponent) + (random < round(256 * upper)).view(np.uint8)

@@ -1,0 +1,117 @@
+"""Writes a large file from front to back at disk speed: O_DIRECT, one block being filled while another is written.
+
+Owns the alignment that O_DIRECT asks for and the way around it where a file system refuses (open(2): EINVAL).
+Knows nothing about what it writes. Little of what it wrote stays in the page cache.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import mmap
+import os
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from types import TracebackType
+
+BLOCK_BYTES = 8 << 20
+SECTOR_BYTES = 4096
+
+
+class StreamWriter:
+    """A file opened for writing at `position`, which must be a multiple of `SECTOR_BYTES`; what lay behind it is cut off.
+
+    Use as a context manager: leaving it normally writes the rest, flushes it to the device and closes. After an error
+    the file holds a prefix of what was written. Errors are OSErrors that name the file.
+    """
+
+    def __init__(self, path: Path, position: int = 0) -> None:
+        assert position % SECTOR_BYTES == 0
+        self._path = path
+        self._fd = _open_direct(path)
+        os.ftruncate(self._fd, position)
+        os.lseek(self._fd, position, os.SEEK_SET)
+        self._blocks = [mmap.mmap(-1, BLOCK_BYTES), mmap.mmap(-1, BLOCK_BYTES)]
+        self._filled = 0
+        self._thread = ThreadPoolExecutor(1)
+        self._pending: Future[None] | None = None
+
+    def write(self, data: memoryview) -> None:
+        """Take the bytes of `data` (contiguous, one byte an item); it may be reused when this returns."""
+        done = 0
+        while done < len(data):
+            count = min(len(data) - done, BLOCK_BYTES - self._filled)
+            self._blocks[0][self._filled : self._filled + count] = data[done : done + count]
+            done, self._filled = done + count, self._filled + count
+            if self._filled == BLOCK_BYTES:
+                self._swap()
+
+    def close(self) -> None:
+        """Write what is left and wait until all of it is on the device."""
+        self._swap()
+        self._wait()
+        os.fdatasync(self._fd)
+        os.posix_fadvise(self._fd, 0, 0, os.POSIX_FADV_DONTNEED)
+        self.abandon()
+
+    def abandon(self) -> None:
+        """Let go of the file as it is."""
+        if self._fd >= 0:
+            self._thread.shutdown(wait=True)
+            os.close(self._fd)
+            self._fd = -1
+            for block in self._blocks:
+                block.close()
+
+    def __enter__(self) -> StreamWriter:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        try:
+            if error is None:
+                self.close()
+        finally:
+            self.abandon()
+
+    def _swap(self) -> None:
+        self._wait()
+        self._pending = self._thread.submit(self._flush, self._blocks[0], self._filled)
+        self._blocks.reverse()
+        self._filled = 0
+
+    def _wait(self) -> None:
+        if self._pending is None:
+            return
+        try:
+            self._pending.result()
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, str(self._path)) from error
+
+    def _flush(self, block: mmap.mmap, length: int) -> None:
+        with memoryview(block) as view:
+            aligned = length - length % SECTOR_BYTES
+            _write_all(self._fd, view[:aligned])
+            if aligned < length:
+                _leave_direct(self._fd)
+                _write_all(self._fd, view[aligned:length])
+
+
+def _open_direct(path: Path) -> int:
+    flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC
+    try:
+        return os.open(path, flags | os.O_DIRECT, 0o644)
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+        return os.open(path, flags, 0o644)
+
+
+def _leave_direct(fd: int) -> None:
+    fcntl.fcntl(fd, fcntl.F_SETFL, fcntl.fcntl(fd, fcntl.F_GETFL) & ~os.O_DIRECT)
+
+
+def _write_all(fd: int, data: memoryview) -> None:
+    while len(data):
+        written = os.write(fd, data)
+        # A full disk cuts a direct write at a multiple of its own block; the next one then says ENOSPC.
+        data = data[written:]
