@@ -184,7 +184,7 @@ def _check(config: Config) -> None:
         if not ok:
             raise ConfigError(f"{config.source}: '{key}' must be {what}, not {value!r}")
 
-    run, worker, reader = config.run, config.worker, config.reader
+    run, worker, reader, front = config.run, config.worker, config.reader, config.front
     demand(re.fullmatch(r"[\w.-]{1,40}", run.name) is not None, "run.name", "1 to 40 letters, digits, . _ -", run.name)
     demand(run.log_level in LOG_LEVELS, "run.log_level", f"one of {', '.join(LOG_LEVELS)}", run.log_level)
     demand(config.cache.policy in POLICIES, "cache.policy", f"one of {', '.join(POLICIES)}", config.cache.policy)
@@ -193,8 +193,8 @@ def _check(config: Config) -> None:
     demand(0 <= worker.threads <= 1024, "worker.threads", "0 (all cores) to 1024", worker.threads)
     demand(worker.prefill_chunk >= 1, "worker.prefill_chunk", "at least 1", worker.prefill_chunk)
     demand(worker.max_queue >= 1, "worker.max_queue", "at least 1", worker.max_queue)
-    demand(config.front.max_queue >= 1, "front.max_queue", "at least 1", config.front.max_queue)
-    demand(config.front.default_max_tokens >= 1, "front.default_max_tokens", "at least 1", config.front.default_max_tokens)
+    demand(front.max_queue >= 1, "front.max_queue", "at least 1", front.max_queue)
+    demand(front.default_max_tokens >= 1, "front.default_max_tokens", "at least 1", front.default_max_tokens)
     demand(config.model.max_context >= 2, "model.max_context", "at least 2", config.model.max_context)
     longest = str(config.run_dir / "expertd.control")
     if len(longest.encode()) > MAX_SOCKET_PATH:
