@@ -104,6 +104,11 @@ class Config:
         return f"ipc://{self.run_dir / name}"
 
 
+def under_honcho() -> bool:
+    """Whether honcho started this process; it names each of its processes in their environment."""
+    return "HONCHO_PROCESS_NAME" in os.environ
+
+
 def load_config(path: Path | str) -> Config:
     """Read and check a TOML file.
 
@@ -117,7 +122,9 @@ def load_config(path: Path | str) -> Config:
         raise ConfigError(f"{path}: cannot read this config file ({error.strerror})") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: not valid TOML: {error}") from error
-    config = _Reader(path.resolve()).section(Config, {"source": str(path)} | table, "")
+    if "source" in table:
+        raise ConfigError(f"{path}: unknown key 'source'")
+    config: Config = _Reader(path.resolve()).section(Config, {"source": str(path.resolve())} | table, "")
     _check(config)
     return config
 
@@ -160,7 +167,7 @@ class _Reader:
             return AUTO_BYTES
         number = value if type(value) is int else parse_bytes(value) if isinstance(value, str) else None
         if number is None or number <= 0:
-            raise ConfigError(f"{self._path}: '{key}' must be a size such as \"64 MiB\" or \"auto\", not {value!r}")
+            raise ConfigError(f'{self._path}: \'{key}\' must be a size such as "64 MiB" or "auto", not {value!r}')
         return number
 
 

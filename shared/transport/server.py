@@ -21,6 +21,7 @@ from shared.errors import ErrorCode, ProtocolError, ServiceError
 from shared.protocol.codec import decode, encode, spec_of
 from shared.protocol.messages import PROTOCOL_VERSION, Cancel, ErrorReply, Hello, Ping, Pong, Welcome
 from shared.runtime.boot import Identity
+from shared.runtime.state import ServiceState
 from shared.transport.request import Request
 from shared.transport.sockets import (
     ONE_WAY_ID,
@@ -231,7 +232,8 @@ class Server:
 
     def _ready(self) -> Pong:
         uptime = time.monotonic() - self._started
-        return Pong(self._identity.service, self._identity.boot_id, "ready", "", os.getpid(), uptime)
+        state = ServiceState.READY.value
+        return Pong(self._identity.service, self._identity.boot_id, state, "", os.getpid(), uptime)
 
     # --- sending -------------------------------------------------------------------------------------------------
 

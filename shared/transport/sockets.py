@@ -10,7 +10,7 @@ import math
 import os
 import struct
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import zmq
 from zmq.utils.monitor import recv_monitor_message
@@ -54,10 +54,12 @@ def pub_socket(context: zmq.Context[zmq.Socket[bytes]], endpoint: str) -> zmq.So
     return socket
 
 
-def sub_socket(context: zmq.Context[zmq.Socket[bytes]], endpoint: str) -> zmq.Socket[bytes]:
+def sub_socket(context: zmq.Context[zmq.Socket[bytes]], endpoints: Iterable[str]) -> zmq.Socket[bytes]:
+    """Connected to every endpoint, those that nobody has bound yet included."""
     socket = _make(context, zmq.SUB, STATS_HWM, 0)
     socket.setsockopt(zmq.SUBSCRIBE, b"")
-    socket.connect(endpoint)
+    for endpoint in endpoints:
+        socket.connect(endpoint)
     return socket
 
 

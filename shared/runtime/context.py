@@ -1,0 +1,92 @@
+"""What a service knows of its own life: its config and identity, its state, and whether it should stop.
+
+Thread-safe. Signals, deadlines and exit codes are the business of shared.runtime.service.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable
+
+from shared.config import Config
+from shared.protocol.messages import Pong
+from shared.runtime.boot import Identity
+from shared.runtime.state import ServiceState
+
+log = logging.getLogger(__name__)
+
+# Progress comes once per tensor or shard; the log wants to know that it goes on.
+PROGRESS_LOG_S = 1.0
+
+
+class ServiceContext:
+    """Handed to a service's main function. `stop` is for waiting on; ending the process is what returning is for."""
+
+    def __init__(self, config: Config, identity: Identity) -> None:
+        self.config = config
+        self.identity = identity
+        self.stop = threading.Event()
+        self._started = time.monotonic()
+        self._progress_logged = -PROGRESS_LOG_S
+        self._lock = threading.Lock()
+        self._state = ServiceState.STARTING
+        self._detail = ""
+        self._callbacks: list[Callable[[], None]] = []
+
+    @property
+    def stopping(self) -> bool:
+        return self.stop.is_set()
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Sleep until the service should stop, or the time is over; whether it should stop."""
+        return self.stop.wait(timeout_s)
+
+    def progress(self, text: str) -> None:
+        """The service is not ready (any more), and this is what it does or waits for."""
+        self._enter(ServiceState.STARTING, text)
+
+    def ready(self) -> None:
+        """From now on requests are served."""
+        self._enter(ServiceState.READY, "")
+
+    def drain(self) -> None:
+        """No new requests are served; for good."""
+        self._enter(ServiceState.DRAINING, "")
+
+    def on_stop(self, callback: Callable[[], None]) -> None:
+        """Call this once, in another thread, when the service should stop; at once if that has happened."""
+        with self._lock:
+            if not self.stopping:
+                self._callbacks.append(callback)
+                return
+        callback()
+
+    def request_stop(self) -> None:
+        """Drain, wake everything that waits for the stop. Not for signal handlers: it takes locks."""
+        with self._lock:
+            callbacks, self._callbacks = self._callbacks, []
+            self.stop.set()
+        self.drain()
+        for callback in callbacks:
+            callback()
+
+    def pong(self) -> Pong:
+        with self._lock:
+            state, detail = self._state, self._detail
+        uptime = time.monotonic() - self._started
+        return Pong(self.identity.service, self.identity.boot_id, state.value, detail, os.getpid(), uptime)
+
+    def _enter(self, state: ServiceState, detail: str) -> None:
+        now = time.monotonic()
+        with self._lock:
+            if self._state is ServiceState.DRAINING or (self._state, self._detail) == (state, detail):
+                return
+            is_progress = state is self._state
+            self._state, self._detail = state, detail
+            if is_progress and now - self._progress_logged < PROGRESS_LOG_S:
+                return
+            self._progress_logged = now
+        log.info("state=%s%s", state.value, f" {detail}" if detail else "")
