@@ -22,7 +22,9 @@ def run(context: ServiceContext) -> None:
     model_config = ModelConfig.from_dir(config.model.path)
     index = TensorIndex.open(config.model.path)
     model = Model.load(index, model_config, torch.device(config.worker.device), progress=context.progress)
-    engine = Engine(model, min(config.model.max_context, model_config.max_position_embeddings), config.worker.prefill_chunk)
+    engine = Engine(
+        model, min(config.model.max_context, model_config.max_position_embeddings), config.worker.prefill_chunk
+    )
     service = WorkerService(context, engine, index.fingerprint)
     ...
 

@@ -117,12 +117,12 @@ class SharedExperts:
 
     @contextmanager
     def step(self) -> Iterator[None]:
-        self._control.busy = 1
+        self._control.busy = True
         try:
             yield
         finally:
             self._control.worker_clock += 2  # past every clock a request of this step carried, the wave ahead included
-            self._control.busy = 0
+            self._control.busy = False
 
     def look_up(self, layer: int, expert_ids: Sequence[int], ahead: Sequence[int] = ()) -> SharedLookUp:
         clock = int(self._control.worker_clock)
@@ -151,7 +151,7 @@ class SharedExperts:
 
     def close(self) -> None:
         """Unmap the pool, and tell expertd if it is still there."""
-        self._control.busy = 0
+        self._control.busy = False
         self._records.clear()
         for slab in self._slabs:
             slab.close()

@@ -1,0 +1,55 @@
+"""What every benchmark's result carries: figures, the command, the machine, the versions and the commit."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import subprocess
+import sys
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+RESULTS = Path(__file__).parent / "results"
+_PACKAGES = ("torch", "numpy", "pyzmq", "msgpack", "safetensors", "transformers")
+
+
+def machine() -> dict[str, Any]:
+    """Processor, cores and memory of this machine."""
+    cpuinfo = Path("/proc/cpuinfo").read_text(encoding="utf-8")
+    model = next((line.split(":", 1)[1].strip() for line in cpuinfo.splitlines() if line.startswith("model name")), "?")
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return {"cpu": model, "cores": os.cpu_count(), "memory_gib": round(memory / 2**30, 1), "os": platform.platform()}
+
+
+def save(name: str, figures: dict[str, Any]) -> Path:
+    """Write benchmarks/results/<name>.json; returns its path."""
+    result = {
+        "benchmark": name,
+        "command": " ".join(["python", "-m", f"benchmarks.{Path(sys.argv[0]).stem}", *sys.argv[1:]]),
+        "commit": _git("rev-parse", "--short", "HEAD") + ("+" if _git("status", "--porcelain", "-uno") else ""),
+        "machine": machine(),
+        "python": platform.python_version(),
+        "versions": {package: version(package) for package in _PACKAGES},
+        "figures": figures,
+    }
+    RESULTS.mkdir(exist_ok=True)
+    path = RESULTS / f"{name}.json"
+    path.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+    return path
+
+
+def show(title: str, rows: dict[str, str]) -> None:
+    """A two-column table on the terminal."""
+    table = Table(title=title, show_header=False)
+    for key, value in rows.items():
+        table.add_row(key, value)
+    Console().print(table)
+
+
+def _git(*arguments: str) -> str:
+    return subprocess.run(["git", *arguments], capture_output=True, text=True, cwd=Path(__file__).parent).stdout.strip()
