@@ -11,9 +11,18 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-# The library's own order of types, widest first; files it writes hold the tensors sorted by it, then by name.
-DTYPE_BYTES = {"I64": 8, "F32": 4, "BF16": 2, "F8_E8M0": 1, "F8_E4M3": 1, "I8": 1, "U8": 1}
-_ORDER = {dtype: rank for rank, dtype in enumerate(DTYPE_BYTES)}
+from shared.checkpoint.safetensors_header import DTYPE_BITS
+
+# The library's own order of types; files that it writes hold the tensors sorted by it, then by name.
+_ORDER = ("U64", "I64", "F64", "F32", "U32", "I32", "BF16", "F16", "U16", "I16") + (
+    "F8_E8M0",
+    "F8_E4M3",
+    "F8_E5M2",
+    "I8",
+    "U8",
+    "F4",
+    "BOOL",
+)
 
 
 class TensorSpec(NamedTuple):
@@ -25,12 +34,12 @@ class TensorSpec(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        return DTYPE_BYTES[self.dtype] * math.prod(self.shape)
+        return DTYPE_BITS[self.dtype] * math.prod(self.shape) // 8
 
 
 def library_order(specs: Iterable[TensorSpec]) -> list[TensorSpec]:
     """The order in which `safetensors.save_file` lays tensors out, so the one that downloaded files have."""
-    return sorted(specs, key=lambda spec: (_ORDER[spec.dtype], spec.name))
+    return sorted(specs, key=lambda spec: (_ORDER.index(spec.dtype), spec.name))
 
 
 def encode_header(specs: Sequence[TensorSpec], metadata: dict[str, str] | None = None, align: int = 8) -> bytes:

@@ -19,7 +19,7 @@ SECTOR_BYTES = 4096
 
 
 class StreamWriter:
-    """A file opened for writing at `position`, which must be a multiple of `SECTOR_BYTES`; what lay behind it is cut off.
+    """A file opened for writing at `position`, a multiple of `SECTOR_BYTES`; what lay behind it is cut off.
 
     Use as a context manager: leaving it normally writes the rest, flushes it to the device and closes. After an error
     the file holds a prefix of what was written. Errors are OSErrors that name the file.
@@ -60,8 +60,8 @@ class StreamWriter:
             self._thread.shutdown(wait=True)
             os.close(self._fd)
             self._fd = -1
-            for block in self._blocks:
-                block.close()
+            # Not closed: the frames of an error on its way may still look at them.
+            self._blocks.clear()
 
     def __enter__(self) -> StreamWriter:
         return self

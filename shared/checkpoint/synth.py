@@ -20,7 +20,7 @@ from shared.checkpoint.stream_writer import StreamWriter
 from shared.checkpoint.synth_shapes import GENERATION_CONFIG, published_config, reference_config
 from shared.checkpoint.synth_tokenizer import tokenizer_files
 from shared.checkpoint.synth_values import ValueSource
-from shared.errors import CapacityError, CheckpointError
+from shared.errors import CapacityError, CheckpointError, ConfigError
 
 # A tokenizer is made for vocabularies that a few sentences can fill; the published one fits the full width.
 LARGEST_OWN_VOCABULARY = 1024
@@ -59,6 +59,8 @@ def synthesise(out: Path, options: SynthOptions, progress: Progress = lambda don
         CheckpointError: `out` holds something already, or cannot be written.
         CapacityError: the file system has too little room.
     """
+    if not 0 <= options.skew <= 10:
+        raise ConfigError(f"--skew {options.skew:g}: must be 0 to 10")
     published = published_config(options.width, options.layers, options.experts)
     expected = expected_tensors(ModelConfig.from_published(published))
     shards = _shards(expected)
@@ -121,7 +123,8 @@ def _write_json(path: Path, content: object) -> None:
 def _write_shards(
     out: Path, shards: list[list[TensorSpec]], source: ValueSource, progress: Callable[[int], None]
 ) -> None:
-    done, weight_map = 0, {}
+    done = 0
+    weight_map: dict[str, str] = {}
     for number, specs in enumerate(shards, 1):
         name = f"model-{number:05d}-of-{len(shards):05d}.safetensors"
         done = _write_shard(out / name, specs, source, done, progress)
@@ -137,7 +140,7 @@ def _write_shard(
         file.write(memoryview(encode_header(specs)))
         for spec in specs:
             for chunk in source.chunks(spec):
-                file.write(memoryview(chunk))
+                file.write(chunk.data)
                 done += len(chunk)
             progress(done)
     return done

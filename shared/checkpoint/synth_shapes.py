@@ -54,7 +54,8 @@ def published_config(width: str, layers: int | None = None, experts: int | None 
     if width not in WIDTHS:
         raise ConfigError(f"--width {width}: unknown; one of {', '.join(WIDTHS)}")
     w = WIDTHS[width]
-    layers, experts = layers or w.layers, experts or w.experts
+    layers = w.layers if layers is None else layers
+    experts = w.experts if experts is None else experts
     if not 1 <= layers <= 1000:
         raise ConfigError(f"--layers {layers}: must be 1 to 1000")
     if not w.num_experts_per_tok <= experts <= 4096:

@@ -1,0 +1,1 @@
+"""What fits on a machine and how fast it can be, worked out before anything is loaded."""

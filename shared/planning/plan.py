@@ -1,0 +1,209 @@
+"""The memory plan of one deployment on one machine: what stays resident, what the expert cache gets, and the verdict.
+
+Used by `icebox plan`, by `icebox doctor`, and by expertd when `cache.bytes` is "auto". Imports no torch, loads nothing;
+weights are counted in the types they are stored in.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from shared.checkpoint.config import ModelConfig
+from shared.checkpoint.records import RecordLayout
+from shared.checkpoint.safetensors_writer import TensorSpec
+from shared.checkpoint.schedule import expected_tensors
+from shared.config import AUTO_BYTES, Config
+from shared.errors import CapacityError
+from shared.planning.expectation import Range, StepCost, hit_rate, tokens_per_s
+from shared.planning.machine import Machine, probe
+
+MB, GB = 10**6, 10**9
+
+# Interpreters, libraries, sockets and staging rings of the three services; with CUDA, two contexts more.
+HOST_BYTES = GB
+CUDA_BYTES = 1500 * MB
+# Left alone. A machine whose GPU shares its memory stops answering, instead of killing a process, when it runs out:
+# pools of 100 GiB have been safe on 128 GB ones with 9 to 11 GiB left.
+RESERVE = {"system": 0.05, "unified": 0.08, "device": 0.02}
+# Temporaries of a prefill chunk, in units of its hidden streams.
+WORKSPACE_STREAMS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One line of the plan: so many bytes for this."""
+
+    name: str
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """`available` is the memory that pool and weights come from, `room` what is left for the cache.
+
+    `problems` are reasons to refuse, each naming the number that would do; empty means that it fits.
+    """
+
+    memory: str
+    available: int
+    parts: tuple[Part, ...]
+    reserve: int
+    room: int
+    cache_bytes: int
+    slot_bytes: int
+    slots: int
+    experts: int
+    hits: Range
+    speed: Range | None
+    cost: StepCost
+    problems: tuple[str, ...]
+
+    @property
+    def fits(self) -> bool:
+        return not self.problems
+
+    @property
+    def resident_bytes(self) -> int:
+        """Dense weights and the state of one sequence: what stays in memory whatever the cache holds."""
+        return self.parts[0].nbytes + self.parts[1].nbytes
+
+    @property
+    def cached(self) -> float:
+        """The part of all experts that the cache holds."""
+        return min(1.0, self.slots / self.experts)
+
+
+def resolve_cache_bytes(config: Config, model_config: ModelConfig) -> int:
+    """`cache.bytes`, worked out from this machine's memory if it is "auto".
+
+    Raises:
+        CapacityError: what must stay resident leaves too little, or the configured size does not fit.
+    """
+    plan = make_plan(config, model_config, probe(config.model.path, speeds=False))
+    if plan.problems:
+        raise CapacityError(f"{config.source}: {'; '.join(plan.problems)}")
+    return plan.cache_bytes
+
+
+def make_plan(config: Config, model: ModelConfig, machine: Machine) -> Plan:
+    """Work everything out. Never raises for what does not fit: see `Plan.problems`."""
+    tensors = _tensor_bytes(model)
+    parts = (
+        Part("dense weights", sum(tensors.values())),
+        Part(
+            f"state of one sequence, {config.model.max_context:,} tokens", state_bytes(model, config.model.max_context)
+        ),
+        Part(f"workspace of a prefill chunk, {config.worker.prefill_chunk:,} tokens", _workspace_bytes(config, model)),
+        Part("processes", HOST_BYTES + (CUDA_BYTES if config.worker.device == "cuda" else 0)),
+    )
+    layout = RecordLayout.of(model)
+    experts = model.num_moe_layers * model.n_routed_experts
+    memory, available, total = _memory(config, machine)
+    reserve = int(total * RESERVE[memory])
+    room = max(0, available - reserve - sum(part.nbytes for part in parts))
+    least = 4 * model.num_experts_per_tok * layout.slot_bytes
+    cache_bytes = _cache_bytes(config, room, experts * layout.slot_bytes, layout.slot_bytes)
+    slots = cache_bytes // layout.slot_bytes
+    hits = hit_rate(slots / experts)
+    cost = _step_cost(model, machine, config, tensors, layout.record_bytes)
+    return Plan(
+        memory=memory,
+        available=available,
+        parts=parts,
+        reserve=reserve,
+        room=room,
+        cache_bytes=cache_bytes,
+        slot_bytes=layout.slot_bytes,
+        slots=slots,
+        experts=experts,
+        hits=hits,
+        speed=tokens_per_s(cost, hits),
+        cost=cost,
+        problems=tuple(_problems(config, machine, memory, available, room, least)),
+    )
+
+
+def state_bytes(model: ModelConfig, context: int) -> int:
+    """Bytes of one sequence's caches: window rings and compressed entries in bf16, compressor states in fp32."""
+    total = 0
+    for ratio in model.compress_ratios[: model.num_hidden_layers]:
+        total += model.sliding_window * model.head_dim * 2
+        if ratio:
+            total += _compressed_bytes(ratio, model.head_dim, context)
+        if ratio == 4:
+            total += _compressed_bytes(ratio, model.index_head_dim, context)
+    return total
+
+
+def _compressed_bytes(ratio: int, width: int, context: int) -> int:
+    """Entries so far, and the kv and gate states of the group that is being filled (with ratio 4, of two groups)."""
+    overlap = 2 if ratio == 4 else 1
+    return context // ratio * width * 2 + 2 * (overlap * ratio) * (overlap * width) * 4
+
+
+def _workspace_bytes(config: Config, model: ModelConfig) -> int:
+    tokens = min(config.worker.prefill_chunk, config.model.max_context)
+    return tokens * WORKSPACE_STREAMS * model.hc_mult * model.hidden_size * 2
+
+
+def _tensor_bytes(model: ModelConfig) -> Mapping[str, int]:
+    """Sizes of every tensor that is not a routed expert's."""
+    return {
+        name: TensorSpec(name, dtype, shape).nbytes
+        for name, (dtype, shape) in expected_tensors(model).items()
+        if ".ffn.experts." not in name
+    }
+
+
+def _memory(config: Config, machine: Machine) -> tuple[str, int, int]:
+    """Which memory holds the pool, how much of it is available, how much there is in all."""
+    if config.worker.device == "cpu" or machine.gpu is None:
+        return "system", machine.memory_available, machine.memory_total
+    if machine.gpu.integrated:
+        return "unified", machine.memory_available, machine.memory_total
+    return "device", machine.gpu.memory_free, machine.gpu.memory_total
+
+
+def _cache_bytes(config: Config, room: int, everything: int, slot_bytes: int) -> int:
+    if config.cache.bytes != AUTO_BYTES:
+        return config.cache.bytes
+    room = min(room, everything)
+    return room - room % slot_bytes
+
+
+def _step_cost(
+    model: ModelConfig, machine: Machine, config: Config, tensors: Mapping[str, int], record_bytes: int
+) -> StepCost:
+    # A step reads one row of the embedding and of the hash tables, and nothing of the extra blocks.
+    skipped = re.compile(r"embed\.|mtp\.|.*\.tid2eid$")
+    gpu = machine.gpu if config.worker.device == "cuda" else None
+    return StepCost(
+        dense_bytes=sum(nbytes for name, nbytes in tensors.items() if not skipped.match(name)),
+        record_bytes=record_bytes,
+        uses=model.num_hidden_layers * model.num_experts_per_tok,
+        memory_bandwidth=gpu.bandwidth if gpu else machine.memory_speed,
+        disk_bandwidth=machine.disk_speed,
+    )
+
+
+def _problems(config: Config, machine: Machine, memory: str, available: int, room: int, least: int) -> list[str]:
+    problems = []
+    if config.worker.device == "cuda" and machine.gpu is None:
+        problems.append('worker.device is "cuda", but there is no NVIDIA GPU; set it to "cpu"')
+    if room < least:
+        more = least - room
+        problems.append(
+            f"{_gb(available)} of {memory} memory are too little by {_gb(more)}: "
+            f"free that much, or lower model.max_context or worker.prefill_chunk"
+        )
+    elif config.cache.bytes != AUTO_BYTES and config.cache.bytes > room:
+        problems.append(f"cache.bytes = {_gb(config.cache.bytes)} does not fit; at most {_gb(room)} do")
+    if 0 < config.cache.bytes < least:
+        problems.append(f"cache.bytes = {_gb(config.cache.bytes)} cannot hold one step; it takes {_gb(least)}")
+    return problems
+
+
+def _gb(nbytes: int) -> str:
+    return f"{nbytes / GB:.2f} GB" if nbytes >= GB / 10 else f"{nbytes / MB:.2f} MB"

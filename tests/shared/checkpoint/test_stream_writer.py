@@ -1,0 +1,47 @@
+"""The stream writer: exact bytes for any cut of the input, and errors that name the file."""
+
+from __future__ import annotations
+
+import random
+import resource
+import signal
+from pathlib import Path
+
+import pytest
+
+from shared.checkpoint.stream_writer import BLOCK_BYTES, SECTOR_BYTES, StreamWriter
+
+
+@pytest.mark.parametrize("size", [0, 1, SECTOR_BYTES, SECTOR_BYTES + 1, BLOCK_BYTES, 2 * BLOCK_BYTES + 12345])
+def test_writes_exactly_what_it_is_given(tmp_path: Path, size: int) -> None:
+    data, rng, done = random.Random(size).randbytes(size), random.Random(1), 0
+    with StreamWriter(tmp_path / "file") as file:
+        while done < size:
+            step = rng.choice([1, 100, 4096, 1 << 20, 9 << 20])
+            file.write(memoryview(data)[done : done + step])
+            done += step
+    assert (tmp_path / "file").read_bytes() == data
+
+
+def test_goes_on_at_a_position(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(b"a" * 3 * SECTOR_BYTES)
+    with StreamWriter(path, SECTOR_BYTES) as file:
+        file.write(memoryview(b"b" * 10))
+    assert path.read_bytes() == b"a" * SECTOR_BYTES + b"b" * 10
+
+
+def test_an_error_leaves_a_prefix_and_names_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (5 << 20, hard))
+    try:
+        with pytest.raises(OSError, match="file") as caught, StreamWriter(path) as file:
+            for _ in range(4):
+                file.write(memoryview(b"x" * BLOCK_BYTES))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        signal.signal(signal.SIGXFSZ, handler)
+    assert caught.value.filename == str(path)
+    assert path.read_bytes() == b"x" * (5 << 20)
