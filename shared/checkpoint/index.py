@@ -37,11 +37,11 @@ class TensorIndex:
                 or an index that points outside the directory. Names file and tensor.
         """
         directory = Path(directory)
-        weight_map = _weight_map(directory)
+        weight_map = read_weight_map(directory)
         files = tuple(directory / name for name in sorted(set(weight_map.values())))
         tensors: dict[str, TensorInfo] = {}
         for path in files:
-            _check_place(directory, path)
+            check_place(directory, path)
             for name, info in read_header(path).items():
                 if name in tensors:
                     raise CheckpointError(f"{path}: tensor {name} is in {tensors[name].file.name} too")
@@ -57,7 +57,7 @@ class TensorIndex:
         return info
 
 
-def _weight_map(directory: Path) -> dict[str, str]:
+def read_weight_map(directory: Path) -> dict[str, str]:
     """{tensor: file name} of the index, or of the only file."""
     path = directory / INDEX_NAME
     if not path.exists():
@@ -76,7 +76,7 @@ def _weight_map(directory: Path) -> dict[str, str]:
     return weight_map
 
 
-def _check_place(directory: Path, path: Path) -> None:
+def check_place(directory: Path, path: Path) -> None:
     """Follow symbolic links (a download cache has them), but only to regular files."""
     try:
         target = path.resolve(strict=True)

@@ -14,15 +14,10 @@ from typing import NamedTuple
 from shared.checkpoint.safetensors_header import DTYPE_BITS
 
 # The library's own order of types; files that it writes hold the tensors sorted by it, then by name.
-_ORDER = ("U64", "I64", "F64", "F32", "U32", "I32", "BF16", "F16", "U16", "I16") + (
-    "F8_E8M0",
-    "F8_E4M3",
-    "F8_E5M2",
-    "I8",
-    "U8",
-    "F4",
-    "BOOL",
-)
+_ORDER = (
+    "U64", "I64", "F64", "F32", "U32", "I32", "BF16", "F16", "U16", "I16",
+    "F8_E8M0", "F8_E4M3", "F8_E5M2", "I8", "U8", "F4", "BOOL",
+)  # fmt: skip
 
 
 class TensorSpec(NamedTuple):

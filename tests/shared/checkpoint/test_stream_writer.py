@@ -12,6 +12,11 @@ import pytest
 from shared.checkpoint.stream_writer import BLOCK_BYTES, SECTOR_BYTES, StreamWriter
 
 
+def write(path: Path, data: bytes) -> None:
+    with StreamWriter(path) as file:
+        file.write(memoryview(data))
+
+
 @pytest.mark.parametrize("size", [0, 1, SECTOR_BYTES, SECTOR_BYTES + 1, BLOCK_BYTES, 2 * BLOCK_BYTES + 12345])
 def test_writes_exactly_what_it_is_given(tmp_path: Path, size: int) -> None:
     data, rng, done = random.Random(size).randbytes(size), random.Random(1), 0
@@ -37,9 +42,8 @@ def test_an_error_leaves_a_prefix_and_names_the_file(tmp_path: Path) -> None:
     handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (5 << 20, hard))
     try:
-        with pytest.raises(OSError, match="file") as caught, StreamWriter(path) as file:
-            for _ in range(4):
-                file.write(memoryview(b"x" * BLOCK_BYTES))
+        with pytest.raises(OSError, match="file") as caught:
+            write(path, b"x" * 4 * BLOCK_BYTES)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
         signal.signal(signal.SIGXFSZ, handler)

@@ -1,0 +1,103 @@
+"""Reads stretches of a large file at disk speed, past the page cache, a few ahead of the one being looked at.
+
+Owns the alignment that O_DIRECT asks for, and the way around it where a file system refuses (open(2): EINVAL).
+Knows nothing about what it reads.
+"""
+
+from __future__ import annotations
+
+import errno
+import mmap
+import os
+from collections import deque
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from types import TracebackType
+from typing import NamedTuple
+
+SECTOR_BYTES = 4096
+
+
+class Span(NamedTuple):
+    """A stretch of a file."""
+
+    offset: int
+    nbytes: int
+
+
+class DirectReader:
+    """One file, open for reading. Errors are OSErrors that name it; a file that ends too early gives EOFError."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._fd = _open(path)
+
+    def read(self, span: Span, buffer: mmap.mmap) -> memoryview:
+        """The bytes of `span`, inside `buffer`, which must be `window_bytes(span.nbytes)` long at least."""
+        begin = span.offset - span.offset % SECTOR_BYTES
+        end = span.offset + span.nbytes
+        wanted = end - begin
+        with memoryview(buffer) as whole:
+            done = 0
+            while done < wanted:
+                count = self._read_at(whole[done : -(-wanted // SECTOR_BYTES) * SECTOR_BYTES], begin + done)
+                done += count
+                # A short read in the middle of a sector is the end of the file.
+                if count == 0 or (done < wanted and done % SECTOR_BYTES):
+                    raise EOFError(f"{self.path}: ends at byte {begin + done}, before {end}; truncated")
+            return whole[span.offset - begin : wanted]
+
+    def ahead(self, spans: Iterable[Span], largest: int, depth: int = 4) -> Iterator[memoryview]:
+        """The bytes of each span (`largest` at most) in order, `depth` reads ahead; valid until the next is asked for."""
+        waiting = iter(spans)
+        buffers = deque(mmap.mmap(-1, window_bytes(largest)) for _ in range(depth + 1))
+        reads: deque[Future[memoryview]] = deque()
+        with ThreadPoolExecutor(depth) as pool:
+            for span in waiting:
+                reads.append(pool.submit(self.read, span, buffers[0]))
+                buffers.rotate(-1)
+                if len(reads) == depth:
+                    yield reads.popleft().result()
+            while reads:
+                yield reads.popleft().result()
+
+    def close(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def __enter__(self) -> DirectReader:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        self.close()
+
+    def _read_at(self, target: memoryview, offset: int) -> int:
+        try:
+            return os.preadv(self._fd, [target], offset)
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, str(self.path)) from error
+
+
+def window_bytes(nbytes: int) -> int:
+    """The size of a buffer that takes any span of so many bytes with the sectors around it."""
+    return -(-nbytes // SECTOR_BYTES) * SECTOR_BYTES + SECTOR_BYTES
+
+
+def spans_of(begin: int, end: int, block_bytes: int) -> Iterator[Span]:
+    """Cut a stretch into blocks that end at multiples of `block_bytes`."""
+    while begin < end:
+        stop = min(end, begin - begin % block_bytes + block_bytes)
+        yield Span(begin, stop - begin)
+        begin = stop
+
+
+def _open(path: Path) -> int:
+    flags = os.O_RDONLY | os.O_CLOEXEC
+    try:
+        return os.open(path, flags | os.O_DIRECT)
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+        return os.open(path, flags)
