@@ -31,7 +31,11 @@ _BYTES = _byte_letters()
 
 
 class Tokenizer:
-    """A loaded tokenizer.json."""
+    """A loaded tokenizer.json.
+
+    `size` is one more than the largest id; `longest` the most bytes that one token stands for, so that a text has at
+    least its bytes over this many tokens.
+    """
 
     def __init__(self, source: str) -> None:
         """Raises:
@@ -45,6 +49,9 @@ class Tokenizer:
         self._plain = _Tokenizer.from_str(json.dumps(table | {"added_tokens": []}))
         self._control_ids: dict[str, int] = added
         self._control_texts = {id_: text for text, id_ in added.items()}
+        vocab = self._plain.get_vocab() | added
+        self.size = 1 + max(vocab.values(), default=-1)
+        self.longest = max((len(text.encode()) for text in vocab), default=1)
         longest_first = sorted(added, key=len, reverse=True)
         self._controls = re.compile("(" + "|".join(map(re.escape, longest_first)) + ")") if added else None
 
@@ -62,11 +69,6 @@ class Tokenizer:
             raise CheckpointError(f"{path}: cannot read the tokenizer ({error.strerror})") from error
         except Exception as error:  # `tokenizers` raises bare Exception for a file that it cannot use
             raise CheckpointError(f"{path}: not a usable tokenizer: {error}") from error
-
-    @property
-    def size(self) -> int:
-        """One more than the largest id."""
-        return 1 + max([*self._plain.get_vocab().values(), *self._control_texts], default=-1)
 
     def control_id(self, text: str) -> int | None:
         """The id of a control token; None if this tokenizer does not have it as one token."""
