@@ -1,0 +1,48 @@
+"""Attention of many query heads over one shared latent that is key and value, with a learned sink per head.
+
+The sink takes part in the denominator only. Probabilities are rounded to the type of the query before they meet the
+values; scores, denominator and sums are float32 (DeepSeek-V4 reference, `sparse_attn`).
+"""
+
+from __future__ import annotations
+
+import torch
+
+
+def sparse_attention(
+    q: torch.Tensor, kv: torch.Tensor, sink: torch.Tensor, topk_idxs: torch.Tensor, scale: float
+) -> torch.Tensor:
+    """Each query attends to the rows of kv that its list names.
+
+    q: [m, h, d], kv: [t, d], sink: [h] float32, topk_idxs: [m, j] (-1 is nothing). Returns [m, h, d] in q's type.
+    """
+    rows = kv[topk_idxs.clamp_min(0).long()].to(torch.float32)
+    scores = torch.einsum("mhd,mjd->mhj", q.to(torch.float32), rows) * scale
+    scores = scores.masked_fill((topk_idxs < 0).unsqueeze(1), -torch.inf)
+    probabilities, denominator = _softmax_with_sink(scores, sink, q.dtype)
+    return (torch.einsum("mhj,mjd->mhd", probabilities, rows) / denominator).to(q.dtype)
+
+
+def masked_attention(
+    q: torch.Tensor, kv: torch.Tensor, sink: torch.Tensor, mask: torch.Tensor | None, scale: float
+) -> torch.Tensor:
+    """Each query attends to the rows of kv where its mask is true; None is everywhere.
+
+    q: [m, h, d], kv: [t, d] float32, sink: [h] float32, mask: [m, t] bool. Returns [m, h, d] in q's type.
+    """
+    m, h, d = q.shape
+    scores = (q.to(torch.float32).view(m * h, d) @ kv.T).view(m, h, -1) * scale
+    if mask is not None:
+        scores = scores.masked_fill(~mask.unsqueeze(1), -torch.inf)
+    probabilities, denominator = _softmax_with_sink(scores, sink, q.dtype)
+    return ((probabilities.view(m * h, -1) @ kv).view(m, h, d) / denominator).to(q.dtype)
+
+
+def _softmax_with_sink(
+    scores: torch.Tensor, sink: torch.Tensor, dtype: torch.dtype
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Unnormalised probabilities [m, h, j], rounded to `dtype` but held in float32, and denominators [m, h, 1]."""
+    top = scores.amax(-1, keepdim=True)
+    exponentials = (scores - top).exp()
+    denominator = exponentials.sum(-1, keepdim=True) + (sink.unsqueeze(-1) - top).exp()
+    return exponentials.to(dtype).to(torch.float32), denominator

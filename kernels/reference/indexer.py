@@ -1,0 +1,20 @@
+"""Scores compressed entries for a query and keeps the best: which of them the attention will see."""
+
+from __future__ import annotations
+
+import torch
+
+
+def index_scores(q: torch.Tensor, k: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    """sum over heads of relu(q . k) * weight. q: [m, h, d], k: [t, d], weights: [m, h]; returns [m, t] float32."""
+    m, h, d = q.shape
+    dots = (q.to(torch.float32).view(m * h, d) @ k.to(torch.float32).T).view(m, h, -1)
+    return torch.einsum("mht,mh->mt", dots.relu(), weights.to(torch.float32))
+
+
+def index_topk(scores: torch.Tensor, visible: torch.Tensor, topk: int) -> torch.Tensor:
+    """Which entries each query keeps: the best `topk` of the visible ones. All bool or float32 [m, t]."""
+    if scores.shape[-1] <= topk:
+        return visible
+    best = scores.masked_fill(~visible, -torch.inf).topk(topk, dim=-1).indices
+    return torch.zeros_like(visible).scatter_(-1, best, True) & visible

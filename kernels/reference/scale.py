@@ -1,0 +1,18 @@
+"""Power-of-two scales (ue8m0): one byte e stands for 2^(e - 127), and multiplies."""
+
+from __future__ import annotations
+
+import torch
+
+_MANTISSA = 0x7FFFFF
+
+
+def ceil_power_of_two(x: torch.Tensor) -> torch.Tensor:
+    """2^ceil(log2 x), exact, from the bits. x: float32, normal and positive; any shape."""
+    # Adding the mask carries into the exponent unless the mantissa is zero already.
+    return (((x.view(torch.int32) + _MANTISSA) >> 23) << 23).view(torch.float32)
+
+
+def decode_scale(scale: torch.Tensor) -> torch.Tensor:
+    """float32 values of float8_e8m0fnu scales, any shape; byte 255 is NaN."""
+    return scale.to(torch.float32)
