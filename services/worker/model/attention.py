@@ -1,0 +1,164 @@
+"""The attention half of a layer: low-rank queries, one shared latent as key and value, a window and compressed entries."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+
+import kernels
+from services.worker.model.compression import Compressor, Indexer
+from services.worker.model.precision import Precision
+from services.worker.model.state import LayerState
+from services.worker.model.weights import WeightReader
+from shared.checkpoint.config import ModelConfig
+
+# Queries that share one dense block of keys in prefill; a window's worth, so that at most half of a block is masked.
+QUERY_BLOCK = 128
+
+
+class Attention:
+    """Weights of one layer's attention. Weights of products with the same input lie above each other."""
+
+    def __init__(
+        self,
+        reader: WeightReader,
+        prefix: str,
+        config: ModelConfig,
+        ratio: int,
+        rotations: torch.Tensor,
+        precision: Precision,
+    ) -> None:
+        self._config = config
+        self._precision = precision
+        self._rotations = rotations
+        self._ratio = ratio
+        self._scale = config.head_dim**-0.5
+        self._sink = reader.float32(f"{prefix}attn_sink")
+        self._wq_a_wkv = reader.linears(f"{prefix}wq_a", f"{prefix}wkv")
+        self._q_norm = reader.float32(f"{prefix}q_norm.weight")
+        self._kv_norm = reader.float32(f"{prefix}kv_norm.weight")
+        self._wq_b = reader.linear(f"{prefix}wq_b")
+        self._wo_a = reader.linear(f"{prefix}wo_a").unflatten(0, (config.o_groups, -1))
+        self._wo_b = reader.linear(f"{prefix}wo_b")
+        self._compressor = Compressor(reader, f"{prefix}compressor.", config, ratio, rotations) if ratio else None
+        self._indexer = Indexer(reader, f"{prefix}indexer.", config, rotations) if ratio == 4 else None
+        self._unquantised = self._fuse_unquantised()
+
+    def forward(self, x: torch.Tensor, state: LayerState, position: int) -> torch.Tensor:
+        """x: [m, hidden], the tokens at `position`..; returns [m, hidden]. Appends them to the state."""
+        c, precision = self._config, self._precision
+        m = x.shape[0]
+        rotation = self._rotations[position : position + m]
+        low_rank = F.linear(precision.activations(x), self._wq_a_wkv).to(precision.dtype)
+        qr, kv = low_rank.split((c.q_lora_rank, c.head_dim), -1)
+        qr = precision.activations(kernels.rms_norm(qr, self._q_norm, c.rms_norm_eps))
+        q = F.linear(qr, self._wq_b).to(precision.dtype).view(m, c.num_attention_heads, c.head_dim)
+        q = kernels.rope(kernels.head_norm(q, c.rms_norm_eps), rotation)
+        kv = kernels.rope(kernels.rms_norm(kv, self._kv_norm, c.rms_norm_eps), rotation)
+        kv = precision.cached_key(kv, c.qk_rope_head_dim).to(torch.float32)
+        chosen = self._compress(x, qr, state, position)
+        attend = self._attend_one if m == 1 else self._attend_many
+        o = kernels.rope(attend(q, kv, chosen, state, position), rotation, inverse=True)
+        return self._project_out(o)
+
+    def _fuse_unquantised(self) -> torch.Tensor | None:
+        """Weights that see the input unquantised, in float32: compressors and the indexer's head weights."""
+        if self._compressor is None:
+            return None
+        if self._indexer is None:
+            return self._compressor.weight
+        return torch.cat((self._compressor.weight, self._indexer.compressor.weight, self._indexer.weights_proj))
+
+    def _project_out(self, o: torch.Tensor) -> torch.Tensor:
+        """Heads in groups, each with its own low-rank projection, whose input is not quantised."""
+        grouped = o.to(torch.float32).view(o.shape[0], self._config.o_groups, -1).transpose(0, 1)
+        z = torch.bmm(grouped, self._wo_a.transpose(1, 2)).transpose(0, 1).flatten(1).to(self._precision.dtype)
+        return F.linear(self._precision.activations(z), self._wo_b).to(self._precision.dtype)
+
+    def _compress(self, x: torch.Tensor, qr: torch.Tensor, state: LayerState, position: int) -> torch.Tensor | None:
+        """Close groups, indexer first, and say which entries each query sees: bool [m, entries], None for no layer."""
+        if self._compressor is None or self._unquantised is None:
+            return None
+        assert state.compressor is not None
+        projected = F.linear(x.to(torch.float32), self._unquantised)
+        own = self._compressor.weight.shape[0]
+        num_entries = (position + x.shape[0]) // self._ratio
+        visible = _visible_entries(position, x.shape[0], num_entries, self._ratio)
+        if self._indexer is not None:
+            visible = self._index(projected[:, own:], qr, visible, state, position)
+        entries = self._compressor.step(projected[:, :own], state.compressor, position, self._precision)
+        if entries is not None:
+            first = position // self._ratio
+            kept = self._precision.cached_key(entries, self._config.qk_rope_head_dim)
+            state.entries[first : first + len(kept)] = kept
+        return visible
+
+    def _index(
+        self, projected: torch.Tensor, qr: torch.Tensor, visible: torch.Tensor, state: LayerState, position: int
+    ) -> torch.Tensor:
+        assert self._indexer is not None
+        assert state.index_compressor is not None
+        assert state.index_keys is not None
+        width = self._indexer.compressor.weight.shape[0]
+        entries = self._indexer.compressor.step(
+            projected[:, :width], state.index_compressor, position, self._precision
+        )
+        if entries is not None:
+            first = position // self._ratio
+            state.index_keys[first : first + len(entries)] = self._precision.index_value(entries)
+        if visible.shape[1] <= self._indexer.topk:
+            return visible
+        keys = state.index_keys[: visible.shape[1]]
+        return self._indexer.choose(qr, projected[:, width:], keys, visible, position, self._precision)
+
+    def _attend_one(
+        self, q: torch.Tensor, kv: torch.Tensor, chosen: torch.Tensor | None, state: LayerState, position: int
+    ) -> torch.Tensor:
+        """A decode step: the ring in place, whatever its order, and the entries behind it."""
+        window = state.window
+        state.keys[position % window] = kv[0]
+        num_entries = 0 if chosen is None else chosen.shape[1]
+        keys = state.keys[: window + num_entries]
+        if position + 1 >= window and (chosen is None or bool(chosen.all())):
+            return kernels.masked_attention(q, keys, self._sink, None, self._scale)
+        mask = torch.ones(1, window + num_entries, dtype=torch.bool)
+        mask[:, position + 1 : window] = False
+        if chosen is not None:
+            mask[:, window:] = chosen
+        rows = mask[0].nonzero().squeeze(-1)
+        return kernels.masked_attention(q, keys[rows], self._sink, None, self._scale)
+
+    def _attend_many(
+        self, q: torch.Tensor, kv: torch.Tensor, chosen: torch.Tensor | None, state: LayerState, position: int
+    ) -> torch.Tensor:
+        """A chunk of prefill: blocks of queries against the keys in their reach, in the order of positions."""
+        window, m = state.window, q.shape[0]
+        first = max(0, position - window + 1)
+        raw = torch.cat((state.keys[torch.arange(first, position) % window], kv))
+        outputs = []
+        for begin in range(0, m, QUERY_BLOCK):
+            end = min(begin + QUERY_BLOCK, m)
+            queries = torch.arange(position + begin, position + end)
+            low = max(first, position + begin - window + 1)
+            keys = raw[low - first : position + end - first]
+            mask = _window_mask(queries, torch.arange(low, position + end), window)
+            if chosen is not None:
+                num_entries = (position + end) // self._ratio
+                keys = torch.cat((keys, state.entries[:num_entries]))
+                mask = torch.cat((mask, chosen[begin:end, :num_entries]), 1)
+            outputs.append(kernels.masked_attention(q[begin:end], keys, self._sink, mask, self._scale))
+        kept = torch.arange(max(position, position + m - window), position + m)
+        state.keys[kept % window] = kv[-len(kept) :]
+        return torch.cat(outputs)
+
+
+def _window_mask(queries: torch.Tensor, keys: torch.Tensor, window: int) -> torch.Tensor:
+    """bool [m, t]: a query sees itself and the window - 1 positions before it."""
+    distance = queries.unsqueeze(1) - keys.unsqueeze(0)
+    return (distance >= 0) & (distance < window)
+
+
+def _visible_entries(position: int, m: int, num_entries: int, ratio: int) -> torch.Tensor:
+    """bool [m, entries]: an entry is visible from the token on that closes its group."""
+    closed = (torch.arange(position, position + m) + 1) // ratio
+    return torch.arange(num_entries).unsqueeze(0) < closed.unsqueeze(1)
