@@ -49,7 +49,7 @@ class DirectReader:
             return whole[span.offset - begin : wanted]
 
     def ahead(self, spans: Iterable[Span], largest: int, depth: int = 4) -> Iterator[memoryview]:
-        """The bytes of each span (`largest` at most) in order, `depth` reads ahead; valid until the next is asked for."""
+        """Each span's bytes (`largest` at most) in order, `depth` reads ahead; valid until the next is asked for."""
         waiting = iter(spans)
         buffers = deque(mmap.mmap(-1, window_bytes(largest)) for _ in range(depth + 1))
         reads: deque[Future[memoryview]] = deque()

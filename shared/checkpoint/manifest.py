@@ -1,0 +1,80 @@
+"""The manifest of a packed checkpoint: which source it was made from, and the checksum of every stretch of every file.
+
+Owns the file `icebox-pack.json`. A stretch is an expert's record, or a tensor that is none.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from shared.checkpoint.checksums import Checksum
+from shared.errors import CheckpointError
+
+MANIFEST_NAME = "icebox-pack.json"
+FORMAT = 1
+
+
+@dataclass(frozen=True, slots=True)
+class PackedFile:
+    """Size, sha256 of the header, and the crc32 of each stretch of the data."""
+
+    nbytes: int
+    header_sha256: str
+    checksums: tuple[Checksum, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """`source` is the fingerprint of the source's headers."""
+
+    source: str
+    files: dict[str, PackedFile]
+
+    def record_checksums(self) -> dict[str, int]:
+        """{record name, such as "layers.0.ffn.experts.7": crc32 of its bytes}."""
+        return {
+            checksum.what: int(checksum.digest, 16)
+            for file in self.files.values()
+            for checksum in file.checksums
+            if ".ffn.experts." in checksum.what
+        }
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "format": FORMAT,
+            "source": self.source,
+            "files": {name: packed_file_json(file) for name, file in self.files.items()},
+        }
+
+
+def packed_file_json(file: PackedFile) -> dict[str, Any]:
+    """One file's part, one row per stretch: name, offset, bytes, crc32."""
+    rows = [[c.what, c.offset, c.nbytes, c.digest] for c in file.checksums]
+    return {"nbytes": file.nbytes, "header_sha256": file.header_sha256, "crc32": rows}
+
+
+def packed_file_from_json(table: dict[str, Any]) -> PackedFile:
+    """The inverse of `packed_file_json`. Raises KeyError, TypeError or ValueError if it is not one."""
+    rows = tuple(Checksum(str(w), int(o), int(n), "crc32", str(d)) for w, o, n, d in table["crc32"])
+    return PackedFile(int(table["nbytes"]), str(table["header_sha256"]), rows)
+
+
+def load_manifest(directory: Path) -> Manifest | None:
+    """The manifest of a packed directory; None if there is none.
+
+    Raises:
+        CheckpointError: it is there but cannot be used.
+    """
+    path = directory / MANIFEST_NAME
+    try:
+        table = json.loads(path.read_text(encoding="utf-8"))
+        if table["format"] != FORMAT:
+            raise CheckpointError(f"{path}: format {table['format']!r} is not {FORMAT}; pack the checkpoint again")
+        return Manifest(str(table["source"]), {n: packed_file_from_json(t) for n, t in table["files"].items()})
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CheckpointError(f"{path}: not a manifest ({error!r}); pack the checkpoint again") from error

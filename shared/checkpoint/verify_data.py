@@ -1,0 +1,86 @@
+"""Reads the files of a checkpoint from end to end, once, and tells checksums and value scans what goes by.
+
+Several files at a time, because one hash cannot keep up with a fast drive. Does not know what is expected of them.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from shared.checkpoint.checksums import Checksum, RunningChecksum
+from shared.checkpoint.direct_reader import DirectReader, spans_of
+from shared.checkpoint.safetensors_header import TensorInfo
+from shared.checkpoint.tensor_scan import TensorScan, scannable
+
+BLOCK_BYTES = 8 << 20
+# Files read side by side; each has reads of its own ahead.
+MOST_FILES_AT_ONCE = 8
+READS_AHEAD = 3
+
+Header = Mapping[str, TensorInfo]
+
+
+def examine(
+    directory: Path,
+    headers: Mapping[str, Header],
+    checksums: Mapping[str, Iterable[Checksum]],
+    experts: int,
+    progress: Callable[[int, int], None],
+) -> list[tuple[str, str]]:
+    """(file name, what is wrong) of everything found in the data. `progress` gets bytes done and bytes in all."""
+    total = sum((directory / name).stat().st_size for name in headers)
+    lock, done = threading.Lock(), 0
+
+    def advance(nbytes: int) -> None:
+        nonlocal done
+        with lock:
+            done += nbytes
+            progress(done, total)
+
+    def read(name: str) -> list[tuple[str, str]]:
+        watches = _watches(headers[name], checksums.get(name, ()), experts)
+        try:
+            _stream(directory / name, watches, advance)
+        except (OSError, EOFError) as error:
+            return [(name, f"cannot be read to its end: {error}")]
+        return [(name, text) for watch in watches if (text := watch.sink.problem())]
+
+    with ThreadPoolExecutor(min(MOST_FILES_AT_ONCE, len(os.sched_getaffinity(0)))) as pool:
+        return [problem for problems in pool.map(read, headers) for problem in problems]
+
+
+@dataclass(frozen=True, slots=True)
+class _Watch:
+    """Something that wants the bytes of a file from `begin` to `end`, in order."""
+
+    begin: int
+    end: int
+    sink: TensorScan | RunningChecksum
+
+
+def _watches(header: Header, checksums: Iterable[Checksum], experts: int) -> list[_Watch]:
+    watches = [_Watch(c.offset, c.offset + c.nbytes, RunningChecksum(c)) for c in checksums]
+    for name, info in header.items():
+        if scannable(info.dtype):
+            limit = experts if name.endswith(".tid2eid") else None
+            watches.append(_Watch(info.offset, info.offset + info.nbytes, TensorScan(name, info.dtype, limit)))
+    return sorted(watches, key=lambda watch: watch.begin)
+
+
+def _stream(path: Path, watches: list[_Watch], advance: Callable[[int], None]) -> None:
+    waiting, active, position = list(reversed(watches)), list[_Watch](), 0
+    with DirectReader(path) as file:
+        for data in file.ahead(spans_of(0, path.stat().st_size, BLOCK_BYTES), BLOCK_BYTES, READS_AHEAD):
+            end = position + len(data)
+            while waiting and waiting[-1].begin < end:
+                active.append(waiting.pop())
+            for watch in active:
+                watch.sink.feed(data[max(0, watch.begin - position) : watch.end - position])
+            active = [watch for watch in active if watch.end > end]
+            position = end
+            advance(len(data))
