@@ -14,7 +14,7 @@ import torch
 
 from services.worker.experts import ExpertProvider
 from services.worker.model import Model, SequenceState
-from services.worker.sampler import Sampler, SamplingParams
+from services.worker.sampler import GREEDY, Sampler, SamplingParams
 from shared.errors import ErrorCode, ServiceError
 
 
@@ -32,7 +32,7 @@ class Job:
 
     prompt_ids: Sequence[int]
     max_tokens: int
-    params: SamplingParams = SamplingParams()
+    params: SamplingParams = GREEDY
     stop_ids: frozenset[int] = frozenset()
     top_logprobs: int = -1
 

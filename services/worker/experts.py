@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -156,10 +156,8 @@ class SharedExperts:
         for slab in self._slabs:
             slab.close()
         self._control.close()
-        try:
+        with suppress(ServiceError):  # gone or draining: the mapping was all that mattered
             self._client.call(ClosePool(), timeout_s=1.0)
-        except ServiceError:
-            pass  # gone or draining: the mapping was all that mattered
 
     def _fetch(self, layer: int, expert_ids: tuple[int, ...], clock: int) -> int:
         self._counters.fetch_messages += 1

@@ -40,7 +40,7 @@ class LocalExperts:
 
     def read(self, layer: int, expert: int) -> torch.Tensor:
         record = torch.empty(self._records.layout.record_bytes, dtype=torch.uint8)
-        self._records.read_record(layer, expert, memoryview(record.numpy()))
+        self._records.read_record(layer, expert, record.numpy().data)
         self._cache[layer, expert] = record
         while len(self._cache) > self._capacity:
             self._cache.popitem(last=False)
@@ -52,9 +52,7 @@ class LocalLookUp:
 
     __slots__ = ("_experts", "_layer", "_missing", "hits")
 
-    def __init__(
-        self, experts: LocalExperts, layer: int, hits: dict[int, torch.Tensor], missing: list[int]
-    ) -> None:
+    def __init__(self, experts: LocalExperts, layer: int, hits: dict[int, torch.Tensor], missing: list[int]) -> None:
         self._experts = experts
         self._layer = layer
         self._missing = missing

@@ -33,6 +33,9 @@ class SamplingParams:
         _demand(self.seed < 2**63, "seed", "below 2**63", self.seed)
 
 
+GREEDY = SamplingParams(temperature=0.0)
+
+
 def _demand(ok: bool, name: str, what: str, value: float) -> None:
     if not ok:
         raise ServiceError(ErrorCode.BAD_REQUEST, f"{name} must be {what}, not {value}")

@@ -20,9 +20,9 @@ from shared.checkpoint.records import RecordLayout
 from shared.config import Config
 from shared.errors import ErrorCode, PeerLost, ServiceError
 from shared.protocol.messages import Generate, TokensGenerated
-from shared.runtime.service import ServiceContext
+from shared.runtime.context import ServiceContext
 from shared.transport.client import BlockingClient
-from shared.transport.server import Request
+from shared.transport.request import Request
 
 log = logging.getLogger(__name__)
 
@@ -73,7 +73,7 @@ class WorkerService:
         if not self._has_experts:
             raise ServiceError(ErrorCode.STARTING, "the worker waits for expertd")
         job = _job(message)
-        job.check(self._engine.model.config.vocab_size, self._config.model.max_context)
+        job.check(self._engine.model.config.vocab_size, self._engine.max_context)
         try:
             self._waiting.put_nowait(_Ticket(request, job))
         except queue.Full:
@@ -94,15 +94,16 @@ class WorkerService:
                 log.warning("expertd lost detail=%r", lost.detail)
                 self._fail_waiting(lost)
 
-    def stats(self) -> dict[str, float]:
-        """Cumulative counters and gauges, for the stats socket."""
+    def stats(self) -> tuple[dict[str, float], dict[str, str]]:
+        """Cumulative counters and gauges, and labels, for the stats socket."""
         counters = asdict(self._counters) | asdict(self._engine.counters) | asdict(self._expert_counters)
-        return counters | {
+        gauges = {
             "requests_waiting": self._waiting.qsize(),
             "position": self._engine.state.position,
+            "max_context": self._engine.max_context,
             "state_bytes": self._engine.state.nbytes,
-            "max_context": self._config.model.max_context,
         }
+        return counters | gauges, {"device": self._config.worker.device, "checkpoint": self._config.model.path.name}
 
     def _serve(self, experts: SharedExperts) -> None:
         while not self._context.stopping:
@@ -122,7 +123,7 @@ class WorkerService:
         progress = _Progress(ticket)
 
         def cancelled() -> bool:
-            return ticket.request.cancelled or self._context.stopping
+            return ticket.request.cancelled.is_set() or self._context.stopping
 
         try:
             for step in self._engine.generate(ticket.job, experts, cancelled):

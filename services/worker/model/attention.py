@@ -1,4 +1,4 @@
-"""The attention half of a layer: low-rank queries, one shared latent as key and value, a window and compressed entries."""
+"""A layer's attention: low-rank queries, one latent as key and value, a window of them and compressed entries."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Attention:
         self._q_norm = reader.float32(f"{prefix}q_norm.weight")
         self._kv_norm = reader.float32(f"{prefix}kv_norm.weight")
         self._wq_b = reader.linear(f"{prefix}wq_b")
-        self._wo_a = reader.linear(f"{prefix}wo_a").unflatten(0, (config.o_groups, -1))
+        self._wo_a = _in_groups(reader.linear(f"{prefix}wo_a"), config.o_groups)
         self._wo_b = reader.linear(f"{prefix}wo_b")
         self._compressor = Compressor(reader, f"{prefix}compressor.", config, ratio, rotations) if ratio else None
         self._indexer = Indexer(reader, f"{prefix}indexer.", config, rotations) if ratio == 4 else None
@@ -50,7 +50,7 @@ class Attention:
         m = x.shape[0]
         rotation = self._rotations[position : position + m]
         low_rank = F.linear(precision.activations(x), self._wq_a_wkv).to(precision.dtype)
-        qr, kv = low_rank.split((c.q_lora_rank, c.head_dim), -1)
+        qr, kv = low_rank[:, : c.q_lora_rank], low_rank[:, c.q_lora_rank :]
         qr = precision.activations(kernels.rms_norm(qr, self._q_norm, c.rms_norm_eps))
         q = F.linear(qr, self._wq_b).to(precision.dtype).view(m, c.num_attention_heads, c.head_dim)
         q = kernels.rope(kernels.head_norm(q, c.rms_norm_eps), rotation)
@@ -100,9 +100,7 @@ class Attention:
         assert state.index_compressor is not None
         assert state.index_keys is not None
         width = self._indexer.compressor.weight.shape[0]
-        entries = self._indexer.compressor.step(
-            projected[:, :width], state.index_compressor, position, self._precision
-        )
+        entries = self._indexer.compressor.step(projected[:, :width], state.index_compressor, position, self._precision)
         if entries is not None:
             first = position // self._ratio
             state.index_keys[first : first + len(entries)] = self._precision.index_value(entries)
@@ -150,6 +148,11 @@ class Attention:
         kept = torch.arange(max(position, position + m - window), position + m)
         state.keys[kept % window] = kv[-len(kept) :]
         return torch.cat(outputs)
+
+
+def _in_groups(weight: torch.Tensor, groups: int) -> torch.Tensor:
+    """[groups * rank, in] as [groups, rank, in]."""
+    return weight.view(groups, -1, weight.shape[-1])
 
 
 def _window_mask(queries: torch.Tensor, keys: torch.Tensor, window: int) -> torch.Tensor:

@@ -31,7 +31,7 @@ class Compressor:
 
         projected: [m, 2 * width] float32, keys then gates.
         """
-        rows = projected.unflatten(-1, (2, -1)).transpose(0, 1).contiguous()
+        rows = projected.view(len(projected), 2, -1).transpose(0, 1).contiguous()
         rows[1] += self._bias[(position + torch.arange(rows.shape[1])) % self.ratio]
         previous = state.rows.shape[1] - self.ratio  # rows of the group before, with overlap
         filled = previous + position % self.ratio
@@ -41,7 +41,7 @@ class Compressor:
             return None
         rows = torch.cat((state.rows[:, :filled], rows), 1)
         used = num_closed * self.ratio
-        kv, gate = rows[:, : previous + used].unflatten(1, (-1, self.ratio))
+        kv, gate = rows[:, : previous + used].reshape(2, -1, self.ratio, rows.shape[-1])
         rest = rows[:, used:]
         state.rows[:, : rest.shape[1]] = rest
         pooled = kernels.compress_overlapping(kv, gate) if previous else kernels.compress(kv, gate)

@@ -11,7 +11,7 @@ from services.worker.experts import ExpertProvider
 from services.worker.model.hyper import Head
 from services.worker.model.layer import Layer
 from services.worker.model.mtp import MtpBlock
-from services.worker.model.precision import EXACT, QUANTISED, Precision
+from services.worker.model.precision import EXACT, QUANTISED
 from services.worker.model.state import SequenceState
 from services.worker.model.weights import WeightReader
 from shared.checkpoint.config import ModelConfig

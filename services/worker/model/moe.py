@@ -38,7 +38,7 @@ class MoE:
     def hint(self, token_ids: torch.Tensor, experts: ExpertProvider) -> None:
         """Name the experts that these tokens will certainly need here, if the token id alone decides."""
         if self._tid2eid is not None:
-            experts.hint(self._layer, self._tid2eid[token_ids].unique().tolist())
+            experts.hint(self._layer, sorted(set(self._tid2eid[token_ids].flatten().tolist())))
 
     def route(self, x: torch.Tensor, token_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """topk_ids int64 and topk_weights float32, both [m, num_experts_per_tok]. x: [m, hidden]."""

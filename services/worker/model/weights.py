@@ -53,7 +53,7 @@ class WeightReader:
 
 def _read(name: str, info: TensorInfo) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
     data = np.empty(info.nbytes, np.uint8)
-    view, done = memoryview(data), 0
+    view, done = data.data, 0
     try:
         with info.file.open("rb", buffering=0) as file:
             file.seek(info.offset)
