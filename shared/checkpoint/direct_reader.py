@@ -48,20 +48,6 @@ class DirectReader:
                     raise EOFError(f"{self.path}: ends at byte {begin + done}, before {end}; truncated")
             return whole[span.offset - begin : wanted]
 
-    def ahead(self, spans: Iterable[Span], largest: int, depth: int = 4) -> Iterator[memoryview]:
-        """Each span's bytes (`largest` at most) in order, `depth` reads ahead; valid until the next is asked for."""
-        waiting = iter(spans)
-        buffers = deque(mmap.mmap(-1, window_bytes(largest)) for _ in range(depth + 1))
-        reads: deque[Future[memoryview]] = deque()
-        with ThreadPoolExecutor(depth) as pool:
-            for span in waiting:
-                reads.append(pool.submit(self.read, span, buffers[0]))
-                buffers.rotate(-1)
-                if len(reads) == depth:
-                    yield reads.popleft().result()
-            while reads:
-                yield reads.popleft().result()
-
     def close(self) -> None:
         if self._fd >= 0:
             os.close(self._fd)
@@ -78,6 +64,20 @@ class DirectReader:
             return os.preadv(self._fd, [target], offset)
         except OSError as error:
             raise OSError(error.errno, error.strerror, str(self.path)) from error
+
+
+def read_ahead(stretches: Iterable[tuple[DirectReader, Span]], largest: int, depth: int) -> Iterator[memoryview]:
+    """The bytes of each stretch (`largest` at most) in order, `depth` reads ahead; valid until the next."""
+    buffers = deque(mmap.mmap(-1, window_bytes(largest)) for _ in range(depth + 1))
+    reads: deque[Future[memoryview]] = deque()
+    with ThreadPoolExecutor(depth) as pool:
+        for file, span in stretches:
+            reads.append(pool.submit(file.read, span, buffers[0]))
+            buffers.rotate(-1)
+            if len(reads) == depth:
+                yield reads.popleft().result()
+        while reads:
+            yield reads.popleft().result()
 
 
 def window_bytes(nbytes: int) -> int:

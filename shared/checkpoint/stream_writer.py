@@ -46,11 +46,14 @@ class StreamWriter:
             if self._filled == BLOCK_BYTES:
                 self._swap()
 
+    def sync(self) -> None:
+        """Wait until everything so far is on the device; it must end at a multiple of `SECTOR_BYTES`."""
+        assert self._filled % SECTOR_BYTES == 0
+        self._finish()
+
     def close(self) -> None:
         """Write what is left and wait until all of it is on the device."""
-        self._swap()
-        self._wait()
-        os.fdatasync(self._fd)
+        self._finish()
         os.posix_fadvise(self._fd, 0, 0, os.POSIX_FADV_DONTNEED)
         self.abandon()
 
@@ -72,6 +75,11 @@ class StreamWriter:
                 self.close()
         finally:
             self.abandon()
+
+    def _finish(self) -> None:
+        self._swap()
+        self._wait()
+        os.fdatasync(self._fd)
 
     def _swap(self) -> None:
         self._wait()

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from shared.checkpoint.checksums import Checksum, RunningChecksum
-from shared.checkpoint.direct_reader import DirectReader, spans_of
+from shared.checkpoint.direct_reader import DirectReader, read_ahead, spans_of
 from shared.checkpoint.safetensors_header import TensorInfo
 from shared.checkpoint.tensor_scan import TensorScan, scannable
 
@@ -75,7 +75,8 @@ def _watches(header: Header, checksums: Iterable[Checksum], experts: int) -> lis
 def _stream(path: Path, watches: list[_Watch], advance: Callable[[int], None]) -> None:
     waiting, active, position = list(reversed(watches)), list[_Watch](), 0
     with DirectReader(path) as file:
-        for data in file.ahead(spans_of(0, path.stat().st_size, BLOCK_BYTES), BLOCK_BYTES, READS_AHEAD):
+        blocks = ((file, span) for span in spans_of(0, path.stat().st_size, BLOCK_BYTES))
+        for data in read_ahead(blocks, BLOCK_BYTES, READS_AHEAD):
             end = position + len(data)
             while waiting and waiting[-1].begin < end:
                 active.append(waiting.pop())
