@@ -14,7 +14,7 @@ from typing import Protocol
 
 import torch
 
-from shared.errors import ErrorCode, ServiceError
+from shared.errors import ErrorCode, PeerLost, ServiceError
 from shared.memory.control_block import ControlBlock
 from shared.memory.slab import Slab, open_slab
 from shared.protocol.messages import ClosePool, ExpertsFetched, FetchExperts, OpenPool, PoolOpened, PrefetchHint
@@ -80,6 +80,7 @@ class SharedExperts:
     ) -> None:
         self._client = client
         self._control = ControlBlock.open(pool.control_handle)
+        self._control.busy = False  # a worker before us may have died inside a step
         self._slabs: list[Slab] = [open_slab(handle) for handle in pool.slab_handles]
         self._pool = pool
         self._prefetch = prefetch
@@ -120,6 +121,7 @@ class SharedExperts:
         self._control.busy = True
         try:
             yield
+            self._client.poll(0.0)  # if expertd has let go of us, slots may have changed under this step: PeerLost
         finally:
             self._control.worker_clock += 2  # past every clock a request of this step carried, the wave ahead included
             self._control.busy = False
@@ -133,7 +135,7 @@ class SharedExperts:
         missing = tuple(e for e, s in zip(expert_ids, slots, strict=True) if s < 0)
         self._counters.lookups += len(expert_ids)
         self._counters.resident += len(hits)
-        ticket = self._fetch(layer, missing, clock) if missing else None
+        ticket = self._fetch(FetchExperts(layer, missing, clock, tuple(hits))) if missing else None
         if ahead:
             self._fetch_ahead(layer, ahead, clock + 1)
         return SharedLookUp(self, layer, hits, missing, ticket)
@@ -159,18 +161,24 @@ class SharedExperts:
         with suppress(ServiceError):  # gone or draining: the mapping was all that mattered
             self._client.call(ClosePool(), timeout_s=1.0)
 
-    def _fetch(self, layer: int, expert_ids: tuple[int, ...], clock: int) -> int:
+    def _fetch(self, message: FetchExperts) -> int:
         self._counters.fetch_messages += 1
-        return self._client.start(FetchExperts(layer, expert_ids, clock))
+        return self._client.start(message)
 
     def _fetch_ahead(self, layer: int, expert_ids: Sequence[int], clock: int) -> None:
         row = self._control.slot_table[layer]
         if missing := tuple(e for e in expert_ids if row[e] < 0):
-            self._client.forget(self._fetch(layer, missing, clock))
+            self._client.forget(self._fetch(FetchExperts(layer, missing, clock, is_ahead=True)))
 
     def _collect(self, layer: int, missing: tuple[int, ...], ticket: int) -> dict[int, torch.Tensor]:
         started = time.perf_counter()
-        reply = self._client.finish(ticket, timeout_s=FETCH_TIMEOUT_S)
+        try:
+            reply = self._client.finish(ticket, timeout_s=FETCH_TIMEOUT_S)
+        except ServiceError as error:
+            if error.code is ErrorCode.TIMEOUT:
+                # expertd believes that we stand still until it answers; going on needs a new connection.
+                raise PeerLost(error.detail) from error
+            raise
         self._counters.wait_seconds += time.perf_counter() - started
         if not isinstance(reply, ExpertsFetched):
             raise ServiceError(ErrorCode.INTERNAL, f"expertd answered FetchExperts with {type(reply).__name__}")

@@ -122,8 +122,8 @@ class PoolOpened:
     """Where the control block and the slabs are, once; afterwards only slot numbers matter.
 
     `slab_handles` and `control_handle` are opaque to everyone but shared.memory. Slot s of the pool is slot
-    `s % slots_per_slab` of slab `s // slots_per_slab`. A worker may have at most `wave_experts` experts of one
-    look-up pinned, and may ask one wave ahead.
+    `s % slots_per_slab` of slab `s // slots_per_slab`. One look-up may have at most `wave_experts` experts, and the
+    worker may ask for one look-up ahead.
     """
 
     boot_id: str
@@ -137,11 +137,18 @@ class PoolOpened:
 
 @message(34, reply="ExpertsFetched")
 class FetchExperts:
-    """Read these experts of one MoE layer and keep them until the worker's clock passes `clock`."""
+    """Read these experts of one MoE layer and keep them until the worker's clock passes `clock`.
+
+    They are what a look-up missed, and `held_ids` what it found: until the answer comes, the worker touches no other
+    slot, so every other slot may be reused at once. With `is_ahead` they belong to the next look-up, and that is not
+    so.
+    """
 
     layer: int
     expert_ids: tuple[int, ...]
     clock: int
+    held_ids: tuple[int, ...] = ()
+    is_ahead: bool = False
 
 
 @message(35)

@@ -17,6 +17,9 @@ from services.worker.model.weights import WeightReader
 from shared.checkpoint.config import ModelConfig
 from shared.checkpoint.records import RecordLayout
 
+# Experts of one look-up in prefill: enough reads at once to keep a drive busy, few enough that computing starts early.
+WAVE = 32
+
 
 class MoE:
     """Router and shared expert of one layer; routed experts come from the provider."""
@@ -57,7 +60,7 @@ class MoE:
         quantised = self._precision.activations(x)
         shared = None
         total = torch.zeros(x.shape, dtype=torch.float32)
-        waves = _waves(topk_ids, experts.wave_experts)
+        waves = _waves(topk_ids, min(experts.wave_experts, WAVE))
         for number, wave in enumerate(waves):
             ahead = waves[number + 1] if number + 1 < len(waves) else ()
             look_up = experts.look_up(self._layer, wave, ahead)

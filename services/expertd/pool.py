@@ -1,0 +1,84 @@
+"""The slot pool in shared memory: slabs and the control block. expertd creates it, a worker maps it."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from services.expertd.policy import Key
+from shared.checkpoint.config import ModelConfig
+from shared.checkpoint.records import RecordLayout
+from shared.errors import CapacityError
+from shared.memory.control_block import NO_SLOT, ControlBlock
+from shared.memory.slab import create_slab
+from shared.protocol.messages import PoolOpened
+
+# One allocation each; small enough to be had, large enough that a 100 GB pool has a hundred.
+LARGEST_SLAB_BYTES = 1 << 30
+# A look-up holds one wave while the next one is read.
+WAVES = 2
+
+
+def slots_for(cache_bytes: int, config: ModelConfig) -> int:
+    """How many slots a budget gives, at most one for each expert.
+
+    Raises:
+        CapacityError: too few for one layer's look-up and the one after it; names the budget that would do.
+    """
+    slot_bytes = RecordLayout.of(config).slot_bytes
+    needed = WAVES * config.num_experts_per_tok
+    num_slots = min(cache_bytes // slot_bytes, config.num_moe_layers * config.n_routed_experts)
+    if num_slots < needed:
+        raise CapacityError(
+            f"cache.bytes = {cache_bytes:,} holds {num_slots} experts of {slot_bytes:,} bytes, but a token needs "
+            f"{config.num_experts_per_tok} of a layer and the next {config.num_experts_per_tok} meanwhile; "
+            f"set cache.bytes to at least {needed * slot_bytes:,}"
+        )
+    return num_slots
+
+
+class Pool:
+    """`num_slots` slots of `slot_bytes`, in slabs of `slots_per_slab`; and the table that says what is where."""
+
+    def __init__(self, num_slots: int, config: ModelConfig, device: str) -> None:
+        self.device = device
+        self.num_slots = num_slots
+        self.layers = config.num_moe_layers
+        self.experts = config.n_routed_experts
+        self.slot_bytes = RecordLayout.of(config).slot_bytes
+        self.slots_per_slab = min(num_slots, max(1, LARGEST_SLAB_BYTES // self.slot_bytes))
+        counts = [min(self.slots_per_slab, num_slots - begin) for begin in range(0, num_slots, self.slots_per_slab)]
+        self._slabs = [create_slab(count * self.slot_bytes, device) for count in counts]
+        self._views = [slab.view() for slab in self._slabs]
+        self.control = ControlBlock.create(self.layers, self.experts)
+
+    def slot(self, number: int) -> npt.NDArray[np.uint8]:
+        """The slot's memory, uint8 [slot_bytes]."""
+        slab, index = divmod(number, self.slots_per_slab)
+        return self._views[slab][index * self.slot_bytes : (index + 1) * self.slot_bytes]
+
+    def publish(self, key: Key, slot: int) -> None:
+        """From now on look-ups find the key here; its bytes must be in the slot already."""
+        self.control.slot_table[key.layer, key.expert] = slot
+
+    def withdraw(self, key: Key) -> None:
+        """From now on look-ups miss the key."""
+        self.control.slot_table[key.layer, key.expert] = NO_SLOT
+
+    def opened(self, boot_id: str) -> PoolOpened:
+        """What a worker needs to map the pool."""
+        return PoolOpened(
+            boot_id=boot_id,
+            control_handle=self.control.handle(),
+            slab_handles=tuple(slab.handle() for slab in self._slabs),
+            slots_per_slab=self.slots_per_slab,
+            slot_bytes=self.slot_bytes,
+            num_slots=self.num_slots,
+            wave_experts=self.num_slots // WAVES,
+        )
+
+    def close(self) -> None:
+        self._views.clear()
+        for slab in self._slabs:
+            slab.close()
+        self.control.close()

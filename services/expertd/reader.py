@@ -1,0 +1,136 @@
+"""Reads records from the checkpoint's files, past the page cache where the file system allows it.
+
+O_DIRECT wants file offsets, lengths and memory aligned to the drive's blocks (open(2)), and tensors lie where they
+lie: so a read takes the aligned stretch around them into a thread's own staging buffer and copies the pieces; only an
+aligned record in one piece goes straight into its slot. Never reads past the header's word, nor from a changed file.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import mmap
+import os
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from shared.checkpoint.records import Extent, ReadPlan
+from shared.errors import CheckpointError
+
+log = logging.getLogger(__name__)
+
+BLOCK = 4096
+Bytes = npt.NDArray[np.uint8]
+
+
+@dataclass(frozen=True, slots=True)
+class _OpenFile:
+    descriptor: int
+    inode: int
+    size: int
+    is_direct: bool
+
+
+class RecordReader:
+    """Open files of a checkpoint, shared by reader threads; each thread brings its own `Staging`."""
+
+    def __init__(self, direct: bool) -> None:
+        self._direct = direct
+        self._files: dict[Path, _OpenFile] = {}
+        self._lock = threading.Lock()
+
+    @property
+    def is_direct(self) -> bool:
+        """Whether reads go past the page cache."""
+        return self._direct
+
+    def read(self, plan: ReadPlan, slot: Bytes, staging: Staging) -> int:
+        """Read a record into a slot, uint8 [slot_bytes]; the number of bytes asked of the drive.
+
+        Raises:
+            CheckpointError: a file is gone, unreadable, truncated or replaced. Names record and file.
+        """
+        try:
+            return sum(self._read_extent(extent, slot, staging) for extent in plan.extents)
+        except OSError as error:
+            raise CheckpointError(f"{error.filename}: cannot read {plan.name} ({error.strerror})") from error
+
+    def close(self) -> None:
+        for file in self._files.values():
+            os.close(file.descriptor)
+        self._files.clear()
+
+    def _read_extent(self, extent: Extent, slot: Bytes, staging: Staging) -> int:
+        file = self._open(extent.file)
+        _check_unchanged(extent.file, file)
+        begin = extent.offset // BLOCK * BLOCK
+        end = -(-(extent.offset + extent.nbytes) // BLOCK) * BLOCK
+        (source, target, nbytes), *others = extent.pieces
+        is_aligned = begin == extent.offset and target % BLOCK == 0 and target + end - begin <= len(slot)
+        if not others and source == 0 and nbytes == extent.nbytes and is_aligned:
+            _read_fully(file, extent, begin, slot[target : target + end - begin])
+        else:
+            buffer = staging.buffer(end - begin)
+            _read_fully(file, extent, begin, buffer)
+            skipped = extent.offset - begin
+            for source, target, nbytes in extent.pieces:
+                slot[target : target + nbytes] = buffer[skipped + source : skipped + source + nbytes]
+        if not file.is_direct:
+            os.posix_fadvise(file.descriptor, begin, end - begin, os.POSIX_FADV_DONTNEED)
+        return end - begin
+
+    def _open(self, path: Path) -> _OpenFile:
+        with self._lock:
+            file = self._files.get(path)
+            if file is None:
+                descriptor = self._open_descriptor(path)
+                status = os.fstat(descriptor)
+                file = _OpenFile(descriptor, status.st_ino, status.st_size, self._direct)
+                self._files[path] = file
+            return file
+
+    def _open_descriptor(self, path: Path) -> int:
+        flags = os.O_RDONLY | os.O_CLOEXEC
+        if self._direct:
+            try:
+                return os.open(path, flags | os.O_DIRECT)
+            except OSError as error:
+                if error.errno not in (errno.EINVAL, errno.ENOTSUP):
+                    raise
+                self._direct = False
+                log.warning("no O_DIRECT here, reading through the page cache file=%s", path)
+        return os.open(path, flags)
+
+
+class Staging:
+    """One thread's page-aligned buffer."""
+
+    def __init__(self) -> None:
+        self._memory = np.empty(0, np.uint8)
+
+    def buffer(self, nbytes: int) -> Bytes:
+        """nbytes of it; contents are whatever was read before."""
+        if len(self._memory) < nbytes:
+            self._memory = np.frombuffer(mmap.mmap(-1, nbytes), np.uint8)
+        return self._memory[:nbytes]
+
+
+def _check_unchanged(path: Path, file: _OpenFile) -> None:
+    status = os.stat(path)
+    if (status.st_ino, status.st_size) != (file.inode, file.size):
+        raise CheckpointError(f"{path}: was replaced or changed its size while in use; restart with an intact file")
+
+
+def _read_fully(file: _OpenFile, extent: Extent, offset: int, out: Bytes) -> None:
+    """Fill `out` from `offset`. The last block of a file may be short, but not of what the extent covers."""
+    needed = extent.offset + extent.nbytes - offset
+    done = 0
+    while done < needed:
+        count = os.preadv(file.descriptor, [out[done:].data], offset + done)
+        if count == 0:
+            raise CheckpointError(f"{extent.file}: ends before byte {offset + needed}: truncated; download it again")
+        done += count

@@ -1,0 +1,237 @@
+"""Decides what is read next, into which slot, and who may go on: demand before look-ahead before hints. Pure.
+
+Owns residency: it alone writes the slot table, and only after the bytes are in the slot. No clock, disk or socket of
+its own; not thread-safe. How a slot becomes reusable:
+
+* by the worker's clock (services.expertd.slots), or
+* at once, while the worker stands still in a look-up: a request names what that look-up missed and what it holds, and
+  until it is answered the worker touches no other slot.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import Generic, Protocol, TypeVar
+
+from services.expertd.cache import ExpertCache
+from services.expertd.policy import Key
+from services.expertd.slots import Slots, WorkerView
+
+T = TypeVar("T")
+
+
+class Urgency(IntEnum):
+    """Queues, the most urgent first."""
+
+    DEMAND = 0
+    AHEAD = 1
+    HINT = 2
+
+
+class SlotTable(Protocol):
+    """What the worker sees."""
+
+    def publish(self, key: Key, slot: int) -> None: ...
+
+    def withdraw(self, key: Key) -> None: ...
+
+
+@dataclass(slots=True, eq=False)
+class Fetch(Generic[T]):
+    """A request that waits for records. `token` is the caller's name for it."""
+
+    token: T
+    clock: int
+    held: frozenset[Key]
+    is_ahead: bool
+    missing: set[Key] = field(default_factory=set)
+
+
+@dataclass(slots=True, eq=False)
+class Load(Generic[T]):
+    """A record on its way in; `slot` is -1 while it is queued."""
+
+    key: Key
+    urgency: Urgency
+    slot: int = -1
+    fetches: list[Fetch[T]] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class LoadCounters:
+    """Cumulative."""
+
+    misses: int = 0
+    late_hits: int = 0
+    prefetched: int = 0
+    evictions: int = 0
+    read_errors: int = 0
+
+
+class Scheduler(Generic[T]):
+    """Residency, and the loads that change it."""
+
+    def __init__(
+        self,
+        cache: ExpertCache,
+        slots: Slots,
+        table: SlotTable,
+        slot_bytes: int,
+        look: Callable[[], WorkerView],
+    ) -> None:
+        self.counters = LoadCounters()
+        self._cache = cache
+        self._slots = slots
+        self._table = table
+        self._slot_bytes = slot_bytes
+        self._look = look
+        self._loads: dict[Key, Load[T]] = {}
+        self._queues: tuple[deque[Load[T]], ...] = tuple(deque() for _ in Urgency)
+        self._pins: dict[Key, int] = {}
+        self._standing: Fetch[T] | None = None  # the look-up in which the worker stands still
+
+    def queued(self, urgency: Urgency) -> int:
+        return len(self._queues[urgency])
+
+    @property
+    def in_flight(self) -> int:
+        """Loads that have a slot."""
+        return len(self._loads) - sum(map(len, self._queues))
+
+    def fetch(
+        self, token: T, layer: int, expert_ids: Iterable[int], held_ids: Iterable[int], clock: int, is_ahead: bool
+    ) -> bool:
+        """Take in a request; whether it is answered already, because everything is resident by now."""
+        held = frozenset(Key(layer, e) for e in held_ids)
+        fetch = Fetch(token, clock, held, is_ahead)
+        self._unpin()
+        for key in (Key(layer, e) for e in expert_ids):
+            self._pins[key] = max(clock, self._pins.get(key, clock))
+            if self._is_missing(key, is_ahead):
+                fetch.missing.add(key)
+                urgency = Urgency.AHEAD if is_ahead else Urgency.DEMAND
+                self._want(key, urgency).fetches.append(fetch)
+        if not is_ahead and fetch.missing:
+            self._standing = fetch
+        return not fetch.missing
+
+    def hint(self, layer: int, expert_ids: Iterable[int]) -> None:
+        """Read these too, when nothing else is to be read."""
+        for key in (Key(layer, e) for e in expert_ids):
+            if key not in self._cache:
+                self._want(key, Urgency.HINT)
+
+    def next(self) -> Load[T] | None:
+        """The load to start now, with its slot; None if there is none, or no slot can be had yet."""
+        self._slots.reclaim(self._look())
+        for queue in self._queues:
+            if queue:
+                slot = self._find_slot()
+                if slot is None:
+                    return None  # what is less urgent must not take the slot that this one waits for
+                load = queue.popleft()
+                load.slot = slot
+                return load
+        return None
+
+    def finish(self, load: Load[T], is_read: bool) -> list[T]:
+        """The read has ended: publish it or give the slot back. Tokens of the requests that end with it."""
+        del self._loads[load.key]
+        if not is_read:
+            self.counters.read_errors += 1
+            self._slots.free(load.slot)
+            self._drop(load.fetches)
+            return [fetch.token for fetch in load.fetches]
+        self._cache.put(load.key, load.slot, self._slot_bytes)
+        self._table.publish(load.key, load.slot)
+        self.counters.prefetched += load.urgency is not Urgency.DEMAND
+        ended = []
+        for fetch in load.fetches:
+            fetch.missing.remove(load.key)
+            if not fetch.missing:
+                ended.append(fetch.token)
+                self._forget_standing(fetch)
+        return ended
+
+    def worker_lost(self) -> None:
+        """Nothing is pinned and nothing wanted any more; what is in flight ends as an ordinary resident."""
+        self._standing = None
+        self._pins.clear()
+        for load in self._loads.values():
+            load.fetches.clear()
+        for queue in self._queues:
+            for load in queue:
+                del self._loads[load.key]
+            queue.clear()
+
+    def _is_missing(self, key: Key, is_ahead: bool) -> bool:
+        """Counts what a look-up found: ahead of time nothing is a miss or a late hit yet."""
+        if is_ahead:
+            return key not in self._cache
+        is_missing = self._cache.get(key) is None
+        load = self._loads.get(key)
+        if not is_missing or (load is not None and load.slot >= 0 and load.urgency is not Urgency.DEMAND):
+            self.counters.late_hits += 1
+        else:
+            self.counters.misses += 1
+        return is_missing
+
+    def _want(self, key: Key, urgency: Urgency) -> Load[T]:
+        """The load of this key, new or joined, at least this urgent."""
+        load = self._loads.get(key)
+        if load is None:
+            load = self._loads[key] = Load(key, urgency)
+            self._queues[urgency].append(load)
+        elif urgency < load.urgency and load.slot < 0:
+            self._queues[load.urgency].remove(load)
+            load.urgency = urgency
+            self._queues[urgency].append(load)
+        return load
+
+    def _find_slot(self) -> int | None:
+        slot = self._slots.take()
+        if slot is not None:
+            return slot
+        if self._standing is not None:
+            for _, victim in self._evict():
+                return victim
+            return None
+        # One retirement for each load that waits: more would shrink the cache for nothing.
+        if self._slots.num_retired < sum(map(len, self._queues)):
+            for _, victim in self._evict():
+                self._slots.retire(victim, self._look())
+        self._slots.reclaim(self._look())
+        return self._slots.take()
+
+    def _evict(self) -> list[tuple[Key, int]]:
+        clock = self._look().clock
+        standing = self._standing
+
+        def is_kept(key: Key) -> bool:
+            return self._pins.get(key, -1) >= clock or (standing is not None and key in standing.held)
+
+        victims = self._cache.evict(self._slot_bytes, is_kept)
+        for key, _ in victims:
+            self._table.withdraw(key)
+        self.counters.evictions += len(victims)
+        return victims
+
+    def _unpin(self) -> None:
+        clock = self._look().clock
+        if any(pin < clock for pin in self._pins.values()):
+            self._pins = {key: pin for key, pin in self._pins.items() if pin >= clock}
+
+    def _drop(self, fetches: list[Fetch[T]]) -> None:
+        """These requests end unfulfilled; their other loads go on without them."""
+        for fetch in fetches:
+            self._forget_standing(fetch)
+            for key in fetch.missing:
+                if (load := self._loads.get(key)) is not None:
+                    load.fetches.remove(fetch)
+
+    def _forget_standing(self, fetch: Fetch[T]) -> None:
+        if self._standing is fetch:
+            self._standing = None

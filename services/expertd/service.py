@@ -1,0 +1,284 @@
+"""The expert daemon's shell: requests in, reader threads, the shared pool, statistics.
+
+One lock guards the scheduler; reader threads take a load under it, read without it, and finish under it again. A reader
+that finds loads but no slot looks again soon, because the worker's clock sends no signal.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+
+import numpy as np
+
+from services.expertd.cache import ExpertCache
+from services.expertd.heat import FILE_NAME, load_heat, save_heat
+from services.expertd.policy import POLICIES, Key
+from services.expertd.pool import Pool
+from services.expertd.reader import RecordReader, Staging
+from services.expertd.scheduler import Load, Scheduler, Urgency
+from services.expertd.slots import Slots, WorkerView
+from shared.checkpoint.records import ExpertRecords
+from shared.errors import CheckpointError, ErrorCode, ServiceError
+from shared.protocol.messages import (
+    ClosePool,
+    ExpertsFetched,
+    FetchExperts,
+    OpenPool,
+    PoolClosed,
+    PrefetchHint,
+)
+from shared.runtime.context import ServiceContext
+from shared.transport.request import Request
+
+log = logging.getLogger(__name__)
+
+# How long a reader sleeps when a slot must come from the worker's clock, in seconds.
+SLOT_POLL_S = 0.0005
+USES_POLL_S = 0.02
+HEAT_SAVE_S = 30.0
+
+
+class ExpertService:
+    """Everything between expertd's sockets, the disk and the pool."""
+
+    def __init__(self, context: ServiceContext, records: ExpertRecords, pool: Pool, fingerprint: str) -> None:
+        config = context.config
+        self._context = context
+        self._records = records
+        self._pool = pool
+        self._fingerprint = fingerprint
+        self._heat_path = config.run_dir / FILE_NAME if config.cache.save_heat else None
+        self._reader = RecordReader(config.reader.direct)
+        self._policy_name = config.cache.policy
+        self._cache = ExpertCache(pool.num_slots * pool.slot_bytes, POLICIES[config.cache.policy]())
+        self._slots = Slots(pool.num_slots)
+        self._scheduler: Scheduler[Request] = Scheduler(self._cache, self._slots, pool, pool.slot_bytes, self._look)
+        self._lock = threading.Lock()
+        self._work = threading.Condition(self._lock)
+        self._worker: bytes | None = None
+        self._seen = pool.control.uses.copy()
+        self._bytes_read = 0
+        self._io_seconds = 0.0
+        self._misses_by_layer = [0] * pool.layers
+        self._threads = [
+            threading.Thread(target=self._read_loop, name=f"reader {i}") for i in range(config.reader.threads)
+        ]
+
+    # --- requests, in the socket's thread ------------------------------------------------------------------------
+
+    def handle(self, request: Request) -> None:
+        message = request.message
+        with self._lock:
+            if isinstance(message, OpenPool):
+                self._open_pool(request, message)
+            elif request.peer != self._worker:
+                raise ServiceError(ErrorCode.BAD_REQUEST, "open the pool first")
+            elif isinstance(message, FetchExperts):
+                self._fetch(request, message)
+            elif isinstance(message, PrefetchHint):
+                self._check_ids(message.layer, message.expert_ids)
+                self._scheduler.hint(message.layer, message.expert_ids)
+                self._work.notify_all()
+            elif isinstance(message, ClosePool):
+                self._detach()
+                request.reply(PoolClosed())
+            else:
+                raise ServiceError(ErrorCode.UNSUPPORTED, f"expertd does not answer {type(message).__name__}")
+
+    def peer_lost(self, peer: bytes) -> None:
+        """A connection is gone; if it was the worker's, so are its pins and its wishes."""
+        with self._lock:
+            if peer == self._worker:
+                log.warning("worker lost, the cache stays")
+                self._detach()
+
+    def _open_pool(self, request: Request, message: OpenPool) -> None:
+        if message.fingerprint != self._fingerprint:
+            raise ServiceError(
+                ErrorCode.BAD_REQUEST, "the worker has another checkpoint open than expertd; restart both on one config"
+            )
+        if message.device != self._pool.device:
+            raise ServiceError(
+                ErrorCode.BAD_REQUEST, f"the worker computes on {message.device}, the pool is on {self._pool.device}"
+            )
+        if self._worker is not None and self._worker != request.peer:
+            raise ServiceError(ErrorCode.NO_CAPACITY, "another worker holds the pool; stop it first")
+        self._worker = request.peer
+        log.info("worker attached")
+        request.reply(self._pool.opened(self._context.identity.boot_id))
+
+    def _fetch(self, request: Request, message: FetchExperts) -> None:
+        self._check_ids(message.layer, message.expert_ids + message.held_ids)
+        self._observe_uses()
+        if not message.is_ahead:
+            # The policy learns of these uses from the request; the shared counts will show them once more.
+            self._seen[message.layer, list(message.expert_ids)] += 1
+            before = self._scheduler.counters.misses
+        is_answered = self._scheduler.fetch(
+            request, message.layer, message.expert_ids, message.held_ids, message.clock, message.is_ahead
+        )
+        if not message.is_ahead:
+            self._misses_by_layer[message.layer] += self._scheduler.counters.misses - before
+        if is_answered:
+            request.reply(ExpertsFetched())
+        else:
+            self._work.notify_all()
+
+    def _check_ids(self, layer: int, expert_ids: tuple[int, ...]) -> None:
+        layers, experts = self._pool.control.slot_table.shape
+        if not 0 <= layer < layers:
+            raise ServiceError(ErrorCode.BAD_REQUEST, f"layer {layer} is not one of {layers}")
+        if outside := [e for e in expert_ids if not 0 <= e < experts]:
+            raise ServiceError(ErrorCode.BAD_REQUEST, f"expert {outside[0]} is not one of {experts}")
+
+    def _detach(self) -> None:
+        self._worker = None
+        self._scheduler.worker_lost()
+        self._work.notify_all()
+
+    # --- the pool's other user -----------------------------------------------------------------------------------
+
+    def _look(self) -> WorkerView:
+        control = self._pool.control
+        return WorkerView(control.worker_clock, control.busy, self._worker is not None, time.monotonic())
+
+    def _observe_uses(self) -> None:
+        """Hits cost no message: the policy learns of them from the worker's counts."""
+        uses = self._pool.control.uses.copy()
+        changed = np.argwhere(uses > self._seen)
+        for layer, expert in changed.tolist():
+            self._cache.use(Key(layer, expert), int(uses[layer, expert] - self._seen[layer, expert]))
+            self._seen[layer, expert] = uses[layer, expert]
+
+    # --- reader threads ------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        for thread in self._threads:
+            thread.start()
+
+    def _read_loop(self) -> None:
+        staging = Staging()
+        while (load := self._take()) is not None:
+            self._read(load, staging)
+
+    def _take(self) -> Load[Request] | None:
+        """The next load, waited for; None when the service stops."""
+        with self._lock:
+            while not self._context.stopping:
+                load = self._scheduler.next()
+                if load is not None:
+                    return load
+                has_queue = any(self._scheduler.queued(urgency) for urgency in Urgency)
+                self._work.wait(SLOT_POLL_S if has_queue else None)
+            return None
+
+    def _read(self, load: Load[Request], staging: Staging) -> None:
+        started = time.perf_counter()
+        error: Exception | None = None
+        nbytes = 0
+        try:
+            plan = self._records.plan(load.key.layer, load.key.expert)
+            nbytes = self._reader.read(plan, self._pool.slot(load.slot), staging)
+        except CheckpointError as failure:
+            log.error("read failed layer=%d expert=%d: %s", load.key.layer, load.key.expert, failure)
+            error = failure
+        elapsed = time.perf_counter() - started
+        with self._lock:
+            self._bytes_read += nbytes
+            self._io_seconds += elapsed
+            ended = self._scheduler.finish(load, is_read=error is None)
+        for request in ended:
+            if error is None:
+                request.reply(ExpertsFetched())
+            else:
+                request.fail(ErrorCode.IO_ERROR, str(error))
+
+    # --- the main thread -----------------------------------------------------------------------------------------
+
+    def warm(self) -> None:
+        """Read the experts that were hottest when the service last stopped, in the order of their files."""
+        if self._heat_path is None:
+            return
+        uses = load_heat(self._heat_path, self._fingerprint, self._pool.layers, self._pool.experts)
+        hottest = sorted(uses, key=lambda key: -uses[key])[: self._pool.num_slots]
+        staging = Staging()
+        for count, key in enumerate(sorted(hottest), 1):
+            if self._context.stopping:
+                return
+            self._context.progress(f"warming the cache: expert {count} of {len(hottest)}")
+            self._warm_one(key, uses[key], staging)
+
+    def _warm_one(self, key: Key, uses: int, staging: Staging) -> None:
+        slot = self._slots.take()
+        assert slot is not None
+        plan = self._records.plan(key.layer, key.expert)
+        self._bytes_read += self._reader.read(plan, self._pool.slot(slot), staging)
+        # Old heat fades: it must not outweigh what is used now.
+        self._cache.put(key, slot, self._pool.slot_bytes, max(1, uses // 2))
+        self._pool.publish(key, slot)
+
+    def run(self) -> None:
+        """Until the context stops: watch the use counts, and save the heat now and then."""
+        next_save = time.monotonic() + HEAT_SAVE_S
+        while not self._context.wait(USES_POLL_S):
+            with self._lock:
+                self._observe_uses()
+            if time.monotonic() >= next_save:
+                self._save_heat()
+                next_save = time.monotonic() + HEAT_SAVE_S
+
+    def stop(self) -> None:
+        with self._lock:
+            self._work.notify_all()
+        for thread in self._threads:
+            thread.join()
+        self._save_heat()
+        self._reader.close()
+
+    def _save_heat(self) -> None:
+        if self._heat_path is not None:
+            with self._lock:
+                uses = self._cache.uses()
+            save_heat(self._heat_path, self._fingerprint, uses)
+
+    # --- statistics ----------------------------------------------------------------------------------------------
+
+    def stats(self) -> tuple[dict[str, float], dict[str, str]]:
+        """Cumulative counters and gauges, and labels; see ARCHITECTURE.md."""
+        with self._lock:
+            counters, scheduler = self._scheduler.counters, self._scheduler
+            values: dict[str, float] = {
+                "misses": counters.misses,
+                "late_hits": counters.late_hits,
+                "prefetched": counters.prefetched,
+                "evictions": counters.evictions,
+                "read_errors": counters.read_errors,
+                "bytes_read": self._bytes_read,
+                "io_seconds": self._io_seconds,
+                "queue_demand": scheduler.queued(Urgency.DEMAND),
+                "queue_prefetch": scheduler.queued(Urgency.AHEAD) + scheduler.queued(Urgency.HINT),
+                "in_flight": scheduler.in_flight,
+                "slots_total": self._slots.num_slots,
+                "slots_resident": len(self._cache),
+                "slots_free": self._slots.num_free,
+                "slots_retired": self._slots.num_retired,
+                "record_bytes": self._records.layout.record_bytes,
+                "moe_layers": self._pool.layers,
+                "experts": self._pool.experts,
+                "worker_attached": self._worker is not None,
+            }
+            misses = list(self._misses_by_layer)
+        uses = self._pool.control.uses.sum(axis=1).tolist()
+        resident = (self._pool.control.slot_table >= 0).sum(axis=1).tolist()
+        values["uses"] = sum(uses)
+        for layer in range(self._pool.layers):
+            values[f"heat.{layer}"] = resident[layer]
+            values[f"uses.{layer}"] = uses[layer]
+            values[f"misses.{layer}"] = misses[layer]
+        return values, {
+            "policy": self._policy_name,
+            "direct": "yes" if self._reader.is_direct else "no",
+            "checkpoint": self._context.config.model.path.name,
+        }

@@ -1,0 +1,70 @@
+"""The life of a slot: free, loading, resident, retired, and free again when no reader can hold it. Pure.
+
+A slot that its expert gives up may still be read: by a worker that looked it up before the table said -1. It is
+free again when the worker's clock has gone past the clock at retirement by two (one more than logic needs: stores
+arrive late), or when the worker was seen idle a while after, or when there is no worker.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+# Store buffers drain in far less; this replaces the fences that Python does not have.
+STORE_DELAY_S = 0.001
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerView:
+    """What expertd sees of the worker at a moment: its clock, and whether it is there and inside a step."""
+
+    clock: int
+    is_busy: bool
+    is_attached: bool
+    now: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Retired:
+    slot: int
+    clock: int
+    time: float
+
+    def is_free(self, worker: WorkerView) -> bool:
+        if not worker.is_attached or worker.clock > self.clock + 1:
+            return True
+        return not worker.is_busy and worker.now >= self.time + STORE_DELAY_S
+
+
+class Slots:
+    """Who may write into which slot."""
+
+    def __init__(self, num_slots: int) -> None:
+        self._free = deque(range(num_slots))
+        self._retired: deque[_Retired] = deque()
+        self.num_slots = num_slots
+
+    @property
+    def num_free(self) -> int:
+        return len(self._free)
+
+    @property
+    def num_retired(self) -> int:
+        return len(self._retired)
+
+    def take(self) -> int | None:
+        """A free slot, to be written; None if there is none."""
+        return self._free.popleft() if self._free else None
+
+    def free(self, slot: int) -> None:
+        """Nobody reads this slot: it was never published, or its worker stands still elsewhere."""
+        self._free.append(slot)
+
+    def retire(self, slot: int, worker: WorkerView) -> None:
+        """The table says -1 for what was in this slot; `worker` was seen after that."""
+        self._retired.append(_Retired(slot, worker.clock, worker.now))
+
+    def reclaim(self, worker: WorkerView) -> None:
+        """Free the retired slots that nobody can read any more. They retire in the order of the clock."""
+        while self._retired and self._retired[0].is_free(worker):
+            self._free.append(self._retired.popleft().slot)
