@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 import os
+from collections import Counter
 from pathlib import Path
 from typing import Any, NamedTuple, TypeGuard
 
@@ -60,8 +61,7 @@ def _parse(path: Path, text: bytes) -> dict[str, Any]:
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         table = dict(pairs)
         if len(table) != len(pairs):
-            names = [name for name, _ in pairs]
-            double = next(name for name in names if names.count(name) > 1)
+            double = Counter(name for name, _ in pairs).most_common(1)[0][0]
             raise _error(path, f"the header names {double!r} twice")
         return table
 
