@@ -7,7 +7,7 @@ import numpy.typing as npt
 
 from services.expertd.policy import Key
 from shared.checkpoint.config import ModelConfig
-from shared.checkpoint.records import RecordLayout
+from shared.checkpoint.records import LOOK_UPS, RecordLayout, least_slots
 from shared.errors import CapacityError
 from shared.memory.control_block import NO_SLOT, ControlBlock
 from shared.memory.slab import create_slab
@@ -15,8 +15,6 @@ from shared.protocol.messages import PoolOpened
 
 # One allocation each; small enough to be had, large enough that a 100 GB pool has a hundred.
 LARGEST_SLAB_BYTES = 1 << 30
-# A look-up holds one wave while the next one is read.
-WAVES = 2
 
 
 def slots_for(cache_bytes: int, config: ModelConfig) -> int:
@@ -26,7 +24,7 @@ def slots_for(cache_bytes: int, config: ModelConfig) -> int:
         CapacityError: too few for one layer's look-up and the one after it; names the budget that would do.
     """
     slot_bytes = RecordLayout.of(config).slot_bytes
-    needed = WAVES * config.num_experts_per_tok
+    needed = least_slots(config)
     num_slots = min(cache_bytes // slot_bytes, config.num_moe_layers * config.n_routed_experts)
     if num_slots < needed:
         raise CapacityError(
@@ -74,7 +72,7 @@ class Pool:
             slots_per_slab=self.slots_per_slab,
             slot_bytes=self.slot_bytes,
             num_slots=self.num_slots,
-            wave_experts=self.num_slots // WAVES,
+            wave_experts=self.num_slots // LOOK_UPS,
         )
 
     def close(self) -> None:

@@ -267,7 +267,7 @@ class ExpertService:
                 "record_bytes": self._records.layout.record_bytes,
                 "moe_layers": self._pool.layers,
                 "experts": self._pool.experts,
-                "worker_attached": self._worker is not None,
+                "worker_attached": float(self._worker is not None),
             }
             misses = list(self._misses_by_layer)
         uses = self._pool.control.uses.sum(axis=1).tolist()

@@ -53,6 +53,15 @@ class RecordLayout:
         return cls(tuple(parts), offset, -(-offset // SLOT_ALIGNMENT) * SLOT_ALIGNMENT)
 
 
+# A pool holds the experts of one look-up while those of the next are read.
+LOOK_UPS = 2
+
+
+def least_slots(config: ModelConfig) -> int:
+    """The smallest pool in which every token can be computed."""
+    return LOOK_UPS * config.num_experts_per_tok
+
+
 class Piece(NamedTuple):
     """`nbytes` at `source` of an extent go to `target` of the record."""
 

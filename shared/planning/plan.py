@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from shared.checkpoint.config import ModelConfig
-from shared.checkpoint.records import RecordLayout
+from shared.checkpoint.records import RecordLayout, least_slots
 from shared.checkpoint.safetensors_writer import TensorSpec
 from shared.checkpoint.schedule import expected_tensors
 from shared.config import AUTO_BYTES, Config
@@ -103,7 +103,7 @@ def make_plan(config: Config, model: ModelConfig, machine: Machine) -> Plan:
     memory, available, total = _memory(config, machine)
     reserve = int(total * RESERVE[memory])
     room = max(0, available - reserve - sum(part.nbytes for part in parts))
-    least = 4 * model.num_experts_per_tok * layout.slot_bytes
+    least = least_slots(model) * layout.slot_bytes
     cache_bytes = _cache_bytes(config, room, experts * layout.slot_bytes, layout.slot_bytes)
     slots = cache_bytes // layout.slot_bytes
     hits = hit_rate(slots / experts)
