@@ -120,6 +120,7 @@ def _leave_direct(fd: int) -> None:
 
 def _write_all(fd: int, data: memoryview) -> None:
     while len(data):
-        written = os.write(fd, data)
-        # A full disk cuts a direct write at a multiple of its own block; the next one then says ENOSPC.
-        data = data[written:]
+        # A disk that fills up cuts the write; the next one then says ENOSPC.
+        data = data[os.write(fd, data) :]
+        if len(data) % SECTOR_BYTES:
+            _leave_direct(fd)
