@@ -38,8 +38,8 @@ Main = Callable[[ServiceContext], None]
 
 # From the request to stop to the end of the process. honcho kills 5 s after its own SIGTERM.
 SHUTDOWN_S = 3.0
-# Of these, what the service's threads do not get: time to say what hangs, and to leave.
-LAST_WORDS_S = 0.2
+# Of these, what the service's threads do not get: time to close the control socket and to say what hangs.
+LAST_WORDS_S = 0.3
 
 
 def run_service(name: str, config: Config, main: Main) -> int:
@@ -73,6 +73,8 @@ class _Supervisor:
             config.endpoint(f"{name}.control"), self._context.identity, _refuse, status=self._context.pong
         )
         self._exit_code = ExitCode.OK
+        self._has_ended = False
+        self._crashed_thread: str | None = None
         self._deadline: float | None = None
         self._signals: list[int] = []
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
@@ -104,6 +106,7 @@ class _Supervisor:
             log.exception("crashed")
             self._exit_code = ExitCode.CRASH
         finally:
+            self._has_ended = True
             os.eventfd_write(self._wake, 1)
 
     # --- the main thread -----------------------------------------------------------------------------------------
@@ -113,7 +116,7 @@ class _Supervisor:
         poller = select.poll()
         for descriptor in (self._wake, *self._honcho):
             poller.register(descriptor, select.POLLIN)
-        while self._thread.is_alive():
+        while not self._has_ended:
             ready = {descriptor for descriptor, _ in poller.poll(self._patience_ms())}
             with contextlib.suppress(BlockingIOError):
                 os.eventfd_read(self._wake)
@@ -122,10 +125,11 @@ class _Supervisor:
                 self._stop("honcho is gone")
             if self._signals:
                 self._stop(signal.Signals(self._signals[0]).name)
+            if self._crashed_thread is not None:
+                self._stop(f"thread {self._crashed_thread!r} crashed")
             if self._deadline is not None and time.monotonic() >= self._deadline:
                 self._give_up([self._thread])
-            if self._wake in ready:
-                self._thread.join(0.001)
+        self._thread.join()
         self._stop(None)
 
     def _patience_ms(self) -> float | None:
@@ -179,7 +183,7 @@ class _Supervisor:
         name = crash.thread.name if crash.thread else "unknown"
         log.critical("thread crashed name=%r", name, exc_info=crash.exc_value)
         self._exit_code = ExitCode.CRASH
-        self._stop("a crashed thread")
+        self._crashed_thread = name
         os.eventfd_write(self._wake, 1)
 
 

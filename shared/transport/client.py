@@ -93,8 +93,10 @@ class BlockingClient:
         deadline = time.monotonic() + timeout_s
         if (found := self._take(request_id)) is not None:
             return _result(found)
-        assert request_id in self._pending, f"request {request_id} is not pending"
         while True:
+            if self._connected().is_lost:
+                raise self._connected().lost()
+            assert request_id in self._pending, f"request {request_id} is not pending"
             if not self._wait(deadline):
                 self._abandon(request_id)
                 raise ServiceError(ErrorCode.TIMEOUT, f"no reply from {self._endpoint} within {timeout_s:g} s")
@@ -155,14 +157,12 @@ class BlockingClient:
         if link.is_lost:
             raise link.lost()
         ready = self._poller.poll(poll_ms(deadline))
-        for request_id, msg in link.receive():
-            self._deliver(request_id, msg)
-        if any(source is link.monitor for source, _ in ready):
-            is_lost = link.update()
-            for request_id, msg in link.receive():
-                self._deliver(request_id, msg)
-            if is_lost:
-                self._lose(link)
+        if any(source is link.monitor for source, _ in ready) and link.update():
+            for reply in link.receive():
+                self._deliver(*reply)
+            self._lose(link)
+        elif (reply := next(link.receive(), None)) is not None:
+            self._deliver(*reply)
         return bool(ready)
 
     def _deliver(self, request_id: int, msg: object) -> None:
@@ -215,6 +215,7 @@ class AsyncClient:
         self._ids = itertools.count(1)
         self._replies: dict[int, asyncio.Queue[object]] = {}
         self._link: Link | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._changed = asyncio.Event()
 
     async def connect(self, timeout_s: float = 10.0) -> Welcome:
@@ -266,10 +267,9 @@ class AsyncClient:
 
     def close(self) -> None:
         """Hang up; whatever is pending fails with PeerLost. Idempotent."""
-        if self._link is not None and not self._link.socket.closed:
-            loop = asyncio.get_running_loop()
-            loop.remove_reader(descriptor(self._link.socket))
-            loop.remove_reader(descriptor(self._link.monitor))
+        if self._link is not None and self._loop is not None and not self._link.socket.closed:
+            self._loop.remove_reader(descriptor(self._link.socket))
+            self._loop.remove_reader(descriptor(self._link.monitor))
             self._link.close()
         for replies in self._replies.values():
             replies.put_nowait(PeerLost(f"the service at {self._endpoint} went away"))
@@ -279,9 +279,9 @@ class AsyncClient:
     async def _greet(self, deadline: float) -> Welcome:
         self.close()
         link = self._link = Link(self._endpoint)
-        loop = asyncio.get_running_loop()
-        loop.add_reader(descriptor(link.socket), self._pump)
-        loop.add_reader(descriptor(link.monitor), self._pump)
+        self._loop = asyncio.get_running_loop()
+        self._loop.add_reader(descriptor(link.socket), self._pump)
+        self._loop.add_reader(descriptor(link.monitor), self._pump)
         try:
             async with asyncio.timeout(deadline - time.monotonic()):
                 await self._until_connected(link)
@@ -299,6 +299,8 @@ class AsyncClient:
     async def _until_connected(self, link: Link) -> None:
         self._pump()
         while not link.is_connected:
+            if link.is_lost:
+                raise link.lost()
             self._changed.clear()
             await self._changed.wait()
 

@@ -81,6 +81,7 @@ class Server:
         self._started = time.monotonic()
         self._peers: dict[bytes, _Peer] = {}
         self._open: dict[tuple[bytes, int], Request] = {}
+        self._gone: set[bytes] = set()
         self._posted: deque[tuple[Request, bytes, bool]] = deque()
         self._probes: deque[float] = deque()
         self._stop_at: float | None = None
@@ -132,8 +133,9 @@ class Server:
         if self._monitor in ready:
             self._schedule_probes()
         self._probe()
-        self._send_posted()
         self._send_backlogs()
+        while self._gone:
+            self._lose(self._gone.pop())
 
     def _is_drained(self) -> bool:
         if self._stop_at is None:
@@ -238,20 +240,22 @@ class Server:
     # --- sending -------------------------------------------------------------------------------------------------
 
     def _post(self, request: Request, body: bytes, final: bool) -> None:
-        """Called by requests, in any thread."""
-        self._posted.append((request, body, final))
-        if threading.current_thread() is not self._thread:
+        """Called by requests, in any thread, under the request's lock; so nothing here may close a request."""
+        if threading.get_ident() == self._thread.ident and not self._posted:
+            self._forward(request, body, final)
+        else:
+            self._posted.append((request, body, final))
             os.eventfd_write(self._wake, 1)
 
     def _send_posted(self) -> None:
         while self._posted:
-            request, body, final = self._posted.popleft()
-            key = (request.peer, request.request_id)
-            if final:
-                self._open.pop(key, None)
-            if request.peer in self._peers:
-                self._send(*key, body)
-                self._limit_backlog(request)
+            self._forward(*self._posted.popleft())
+
+    def _forward(self, request: Request, body: bytes, final: bool) -> None:
+        if final:
+            self._open.pop((request.peer, request.request_id), None)
+        if request.peer in self._peers:
+            self._send(request.peer, request.request_id, body)
 
     def _send(self, peer: bytes, request_id: int, body: bytes) -> None:
         known = self._peers.get(peer)
@@ -268,19 +272,19 @@ class Server:
         except zmq.ZMQError as error:
             if error.errno != zmq.EHOSTUNREACH:
                 raise
-            self._lose(peer)
+            self._gone.add(peer)
         return True
 
     def _send_backlogs(self) -> None:
         for name, peer in list(self._peers.items()):
             while peer.backlog and self._try_send(name, *peer.backlog[0]):
-                if peer.backlog:
-                    peer.backlog.popleft()
+                peer.backlog.popleft()
+            if len(peer.backlog) > MAX_BACKLOG:
+                for request in self._requests_of(name):
+                    request.close(ErrorCode.NO_CAPACITY, f"{MAX_BACKLOG} replies wait to be read")
 
-    def _limit_backlog(self, request: Request) -> None:
-        peer = self._peers.get(request.peer)
-        if peer and len(peer.backlog) > MAX_BACKLOG:
-            request.close(ErrorCode.NO_CAPACITY, f"{MAX_BACKLOG} replies wait to be read")
+    def _requests_of(self, peer: bytes) -> list[Request]:
+        return [request for request in self._open.values() if request.peer == peer]
 
     # --- peers ---------------------------------------------------------------------------------------------------
 
@@ -304,7 +308,7 @@ class Server:
         if known is None:
             return
         known.backlog.clear()
-        for key in [k for k in self._open if k[0] == peer]:
-            self._open[key].close(ErrorCode.PEER_LOST, f"the {known.role} went away")
+        for request in self._requests_of(peer):
+            request.close(ErrorCode.PEER_LOST, f"the {known.role} went away")
         if self._on_peer_lost is not None:
             self._on_peer_lost(peer)

@@ -23,7 +23,7 @@ STATS_HWM = 16
 # More than any message of ours: the ids of a prompt of a million tokens need 5 MB.
 MAX_MESSAGE_BYTES = 64 << 20
 # Last replies have this long to leave; a service has 3 s to stop.
-SERVER_LINGER_MS = 500
+SERVER_LINGER_MS = 200
 RECONNECT_MS = 20
 
 ONE_WAY_ID = 0
