@@ -161,8 +161,8 @@ class BlockingClient:
             for reply in link.receive():
                 self._deliver(*reply)
             self._lose(link)
-        elif (reply := next(link.receive(), None)) is not None:
-            self._deliver(*reply)
+        elif (event := next(link.receive(), None)) is not None:
+            self._deliver(*event)
         return bool(ready)
 
     def _deliver(self, request_id: int, msg: object) -> None:
