@@ -38,14 +38,14 @@ def plan(
 
 def plan_json(result: Plan, facts: Machine) -> dict[str, Any]:
     """The plan and the machine it was made for, for programs."""
-    derived = {"fits": result.fits, "cached": result.cached, "resident_bytes": result.resident_bytes}
+    derived = {"fits": result.fits, "cached": result.cached, "backbone_bytes": result.backbone_bytes}
     return {"machine": asdict(facts), "plan": asdict(result) | derived}
 
 
 def show(console: Console, result: Plan, facts: Machine) -> None:
     """The plan as a person reads it: budget, cache, expectation, verdict."""
     console.print(_budget(result, facts))
-    console.print(f"Resident before the cache (weights and state): {gb(result.resident_bytes)}")
+    console.print(f"Dense weights and state of the backbone: {gb(result.backbone_bytes)}")
     console.print(
         f"Cache: {gb(result.cache_bytes)} = {result.slots:,} slots of {result.slot_bytes:,} bytes, "
         f"{result.cached:.0%} of {result.experts:,} experts"

@@ -65,14 +65,14 @@ class Plan:
         return not self.problems
 
     @property
-    def resident_bytes(self) -> int:
-        """Dense weights and the state of one sequence: what stays in memory whatever the cache holds."""
+    def backbone_bytes(self) -> int:
+        """The backbone's dense weights and the state of one sequence: what stays whatever the cache holds."""
         return self.parts[0].nbytes + self.parts[1].nbytes
 
     @property
     def cached(self) -> float:
         """The part of all experts that the cache holds."""
-        return min(1.0, self.slots / self.experts)
+        return self.slots / self.experts
 
 
 def resolve_cache_bytes(config: Config, model_config: ModelConfig) -> int:
@@ -90,11 +90,12 @@ def resolve_cache_bytes(config: Config, model_config: ModelConfig) -> int:
 def make_plan(config: Config, model: ModelConfig, machine: Machine) -> Plan:
     """Work everything out. Never raises for what does not fit: see `Plan.problems`."""
     tensors = _tensor_bytes(model)
+    extra = sum(nbytes for name, nbytes in tensors.items() if name.startswith("mtp."))
+    context = config.model.max_context
     parts = (
-        Part("dense weights", sum(tensors.values())),
-        Part(
-            f"state of one sequence, {config.model.max_context:,} tokens", state_bytes(model, config.model.max_context)
-        ),
+        Part("dense weights of the backbone", sum(tensors.values()) - extra),
+        Part(f"state of one sequence, {context:,} tokens", state_bytes(model, context)),
+        Part("dense weights of the extra blocks", extra),
         Part(f"workspace of a prefill chunk, {config.worker.prefill_chunk:,} tokens", _workspace_bytes(config, model)),
         Part("processes", HOST_BYTES + (CUDA_BYTES if config.worker.device == "cuda" else 0)),
     )
@@ -102,10 +103,11 @@ def make_plan(config: Config, model: ModelConfig, machine: Machine) -> Plan:
     experts = model.num_moe_layers * model.n_routed_experts
     memory, available, total = _memory(config, machine)
     reserve = int(total * RESERVE[memory])
-    room = max(0, available - reserve - sum(part.nbytes for part in parts))
+    left = available - reserve - sum(part.nbytes for part in parts)
+    room = max(0, left)
     least = least_slots(model) * layout.slot_bytes
     cache_bytes = _cache_bytes(config, room, experts * layout.slot_bytes, layout.slot_bytes)
-    slots = cache_bytes // layout.slot_bytes
+    slots = min(experts, cache_bytes // layout.slot_bytes)
     hits = hit_rate(slots / experts)
     cost = _step_cost(model, machine, config, tensors, layout.record_bytes)
     return Plan(
@@ -121,7 +123,7 @@ def make_plan(config: Config, model: ModelConfig, machine: Machine) -> Plan:
         hits=hits,
         speed=tokens_per_s(cost, hits),
         cost=cost,
-        problems=tuple(_problems(config, machine, memory, available, room, least)),
+        problems=tuple(_problems(config, machine, memory, available, left, least)),
     )
 
 
@@ -188,20 +190,20 @@ def _step_cost(
     )
 
 
-def _problems(config: Config, machine: Machine, memory: str, available: int, room: int, least: int) -> list[str]:
+def _problems(config: Config, machine: Machine, memory: str, available: int, left: int, least: int) -> list[str]:
     problems = []
     if config.worker.device == "cuda" and machine.gpu is None:
         problems.append('worker.device is "cuda", but there is no NVIDIA GPU; set it to "cpu"')
-    if room < least:
-        more = least - room
+    if left < least:
+        more = least - left
         problems.append(
             f"{_gb(available)} of {memory} memory are too little by {_gb(more)}: "
             f"free that much, or lower model.max_context or worker.prefill_chunk"
         )
-    elif config.cache.bytes != AUTO_BYTES and config.cache.bytes > room:
-        problems.append(f"cache.bytes = {_gb(config.cache.bytes)} does not fit; at most {_gb(room)} do")
+    elif config.cache.bytes != AUTO_BYTES and config.cache.bytes > left:
+        problems.append(f"cache.bytes = {_gb(config.cache.bytes)} does not fit; at most {_gb(left)} do")
     if 0 < config.cache.bytes < least:
-        problems.append(f"cache.bytes = {_gb(config.cache.bytes)} cannot hold one step; it takes {_gb(least)}")
+        problems.append(f"cache.bytes = {config.cache.bytes:,} cannot hold one step; set it to at least {least:,}")
     return problems
 
 
