@@ -7,7 +7,7 @@ shared slots. Ranges: 1-15 every service, 16-31 worker, 32-47 expertd, 48-63 fro
 
 from __future__ import annotations
 
-from shared.protocol.codec import message
+from shared.protocol.codec import check_registry, message
 
 PROTOCOL_VERSION = 1
 
@@ -139,7 +139,7 @@ class PoolOpened:
 class FetchExperts:
     """Read these experts of one MoE layer and keep them until the worker's clock passes `clock`.
 
-    They are what a look-up missed, and `held_ids` what it found: until the answer comes, the worker touches no other
+    They are what a look-up missed, and `held_slots` where it found the others: until the answer comes, the worker touches no other
     slot, so every other slot may be reused at once. With `is_ahead` they belong to the next look-up, and that is not
     so.
     """
@@ -147,7 +147,7 @@ class FetchExperts:
     layer: int
     expert_ids: tuple[int, ...]
     clock: int
-    held_ids: tuple[int, ...] = ()
+    held_slots: tuple[int, ...] = ()
     is_ahead: bool = False
 
 
@@ -223,3 +223,6 @@ class StatsSnapshot:
     time_s: float
     values: dict[str, float]
     labels: dict[str, str]
+
+
+check_registry()
