@@ -51,7 +51,9 @@ class ExpertCache:
         self.size += nbytes
         self._policy.insert(key, uses)
 
-    def evict(self, nbytes: int, is_kept: Callable[[Key], bool] = lambda key: False) -> list[tuple[Key, int]]:
+    def evict(
+        self, nbytes: int, is_kept: Callable[[Key, int], bool] = lambda key, slot: False
+    ) -> list[tuple[Key, int]]:
         """Give up entries, as the policy orders them, until at least `nbytes` are gone: their keys and slots.
 
         Those that `is_kept` are passed over; fewer bytes than asked are given up if nothing else is left.
@@ -61,8 +63,8 @@ class ExpertCache:
         for key in self._policy.order():
             if freed >= nbytes:
                 break
-            if not is_kept(key):
-                slot, size = self._entries[key]
+            slot, size = self._entries[key]
+            if not is_kept(key, slot):
                 chosen.append((key, slot))
                 freed += size
         for key, _ in chosen:

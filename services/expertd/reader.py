@@ -12,6 +12,8 @@ import logging
 import mmap
 import os
 import threading
+import zlib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -36,10 +38,14 @@ class _OpenFile:
 
 
 class RecordReader:
-    """Open files of a checkpoint, shared by reader threads; each thread brings its own `Staging`."""
+    """Open files of a checkpoint, shared by reader threads; each thread brings its own `Staging`.
 
-    def __init__(self, direct: bool) -> None:
+    `checksums` are the crc32 of records by name, compared on every read; records without one are taken as they are.
+    """
+
+    def __init__(self, direct: bool, checksums: Mapping[str, int] | None = None) -> None:
         self._direct = direct
+        self._checksums = checksums or {}
         self._files: dict[Path, _OpenFile] = {}
         self._lock = threading.Lock()
 
@@ -52,17 +58,30 @@ class RecordReader:
         """Read a record into a slot, uint8 [slot_bytes]; the number of bytes asked of the drive.
 
         Raises:
-            CheckpointError: a file is gone, unreadable, truncated or replaced. Names record and file.
+            CheckpointError: a file is gone, unreadable, truncated or replaced, or the record's checksum is another.
+                Names record and file.
         """
         try:
-            return sum(self._read_extent(extent, slot, staging) for extent in plan.extents)
+            nbytes = sum(self._read_extent(extent, slot, staging) for extent in plan.extents)
         except OSError as error:
             raise CheckpointError(f"{error.filename}: cannot read {plan.name} ({error.strerror})") from error
+        self._compare(plan, slot)
+        return nbytes
 
     def close(self) -> None:
         for file in self._files.values():
             os.close(file.descriptor)
         self._files.clear()
+
+    def _compare(self, plan: ReadPlan, slot: Bytes) -> None:
+        expected = self._checksums.get(plan.name)
+        if expected is None:
+            return
+        length = sum(piece.nbytes for extent in plan.extents for piece in extent.pieces)
+        if zlib.crc32(slot[:length].data) != expected:
+            raise CheckpointError(
+                f"{plan.extents[0].file}: {plan.name} is damaged (crc32 differs from the manifest's); pack it again"
+            )
 
     def _read_extent(self, extent: Extent, slot: Bytes, staging: Staging) -> int:
         file = self._open(extent.file)

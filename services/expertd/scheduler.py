@@ -4,8 +4,8 @@ Owns residency: it alone writes the slot table, and only after the bytes are in 
 its own; not thread-safe. How a slot becomes reusable:
 
 * by the worker's clock (services.expertd.slots), or
-* at once, while the worker stands still in a look-up: a request names what that look-up missed and what it holds, and
-  until it is answered the worker touches no other slot.
+* at once, while the worker stands still in a look-up: a request names what that look-up missed and which slots it
+  holds, and until it is answered the worker touches no others.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Fetch(Generic[T]):
 
     token: T
     clock: int
-    held: frozenset[Key]
+    held: frozenset[int]  # slots
     is_ahead: bool
     missing: set[Key] = field(default_factory=set)
 
@@ -102,12 +102,11 @@ class Scheduler(Generic[T]):
         return len(self._loads) - sum(map(len, self._queues))
 
     def fetch(
-        self, token: T, layer: int, expert_ids: Iterable[int], held_ids: Iterable[int], clock: int, is_ahead: bool
+        self, token: T, layer: int, expert_ids: Iterable[int], held_slots: Iterable[int], clock: int, is_ahead: bool
     ) -> bool:
         """Take in a request; whether it is answered already, because everything is resident by now."""
-        held = frozenset(Key(layer, e) for e in held_ids)
-        fetch = Fetch(token, clock, held, is_ahead)
-        self._unpin()
+        fetch = Fetch(token, clock, frozenset(held_slots), is_ahead)
+        self._unpin(everything=not is_ahead)
         for key in (Key(layer, e) for e in expert_ids):
             self._pins[key] = max(clock, self._pins.get(key, clock))
             if self._is_missing(key, is_ahead):
@@ -192,6 +191,8 @@ class Scheduler(Generic[T]):
         return load
 
     def _find_slot(self) -> int | None:
+        if self._standing is not None:
+            self._slots.reclaim_all_but(self._standing.held)
         slot = self._slots.take()
         if slot is not None:
             return slot
@@ -210,8 +211,8 @@ class Scheduler(Generic[T]):
         clock = self._look().clock
         standing = self._standing
 
-        def is_kept(key: Key) -> bool:
-            return self._pins.get(key, -1) >= clock or (standing is not None and key in standing.held)
+        def is_kept(key: Key, slot: int) -> bool:
+            return self._pins.get(key, -1) >= clock or (standing is not None and slot in standing.held)
 
         victims = self._cache.evict(self._slot_bytes, is_kept)
         for key, _ in victims:
@@ -219,9 +220,12 @@ class Scheduler(Generic[T]):
         self.counters.evictions += len(victims)
         return victims
 
-    def _unpin(self) -> None:
+    def _unpin(self, everything: bool) -> None:
+        """A look-up of now ends every older wish, those of look-ups that failed included."""
         clock = self._look().clock
-        if any(pin < clock for pin in self._pins.values()):
+        if everything:
+            self._pins.clear()
+        elif any(pin < clock for pin in self._pins.values()):
             self._pins = {key: pin for key, pin in self._pins.items() if pin >= clock}
 
     def _drop(self, fetches: list[Fetch[T]]) -> None:

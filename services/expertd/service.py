@@ -19,6 +19,7 @@ from services.expertd.pool import Pool
 from services.expertd.reader import RecordReader, Staging
 from services.expertd.scheduler import Load, Scheduler, Urgency
 from services.expertd.slots import Slots, WorkerView
+from shared.checkpoint.manifest import record_checksums
 from shared.checkpoint.records import ExpertRecords
 from shared.errors import CheckpointError, ErrorCode, ServiceError
 from shared.protocol.messages import (
@@ -50,7 +51,8 @@ class ExpertService:
         self._pool = pool
         self._fingerprint = fingerprint
         self._heat_path = config.run_dir / FILE_NAME if config.cache.save_heat else None
-        self._reader = RecordReader(config.reader.direct)
+        checksums = record_checksums(config.model.path) if config.reader.verify else None
+        self._reader = RecordReader(config.reader.direct, checksums)
         self._policy_name = config.cache.policy
         self._cache = ExpertCache(pool.num_slots * pool.slot_bytes, POLICIES[config.cache.policy]())
         self._slots = Slots(pool.num_slots)
@@ -110,14 +112,14 @@ class ExpertService:
         request.reply(self._pool.opened(self._context.identity.boot_id))
 
     def _fetch(self, request: Request, message: FetchExperts) -> None:
-        self._check_ids(message.layer, message.expert_ids + message.held_ids)
+        self._check_ids(message.layer, message.expert_ids)
         self._observe_uses()
         if not message.is_ahead:
             # The policy learns of these uses from the request; the shared counts will show them once more.
             self._seen[message.layer, list(message.expert_ids)] += 1
             before = self._scheduler.counters.misses
         is_answered = self._scheduler.fetch(
-            request, message.layer, message.expert_ids, message.held_ids, message.clock, message.is_ahead
+            request, message.layer, message.expert_ids, message.held_slots, message.clock, message.is_ahead
         )
         if not message.is_ahead:
             self._misses_by_layer[message.layer] += self._scheduler.counters.misses - before

@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 
-# Store buffers drain in far less; this replaces the fences that Python does not have.
-STORE_DELAY_S = 0.001
+# Twice the longest time that a store may take to be seen: once for our -1 to reach the worker, once for its `busy` to
+# reach us. Store buffers drain in far less; this replaces the fences that Python does not have.
+IDLE_GRACE_S = 0.001
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +34,7 @@ class _Retired:
     def is_free(self, worker: WorkerView) -> bool:
         if not worker.is_attached or worker.clock > self.clock + 1:
             return True
-        return not worker.is_busy and worker.now >= self.time + STORE_DELAY_S
+        return not worker.is_busy and worker.now >= self.time + IDLE_GRACE_S
 
 
 class Slots:
@@ -63,6 +64,12 @@ class Slots:
     def retire(self, slot: int, worker: WorkerView) -> None:
         """The table says -1 for what was in this slot; `worker` was seen after that."""
         self._retired.append(_Retired(slot, worker.clock, worker.now))
+
+    def reclaim_all_but(self, held: frozenset[int]) -> None:
+        """Free the retired slots outside `held`: the worker stands still and touches no others."""
+        kept = deque(retired for retired in self._retired if retired.slot in held)
+        self._free.extend(retired.slot for retired in self._retired if retired.slot not in held)
+        self._retired = kept
 
     def reclaim(self, worker: WorkerView) -> None:
         """Free the retired slots that nobody can read any more. They retire in the order of the clock."""

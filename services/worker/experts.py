@@ -123,7 +123,6 @@ class SharedExperts:
             yield
             self._client.poll(0.0)  # if expertd has let go of us, slots may have changed under this step: PeerLost
         finally:
-            self._control.worker_clock += 2  # past every clock a request of this step carried, the wave ahead included
             self._control.busy = False
 
     def look_up(self, layer: int, expert_ids: Sequence[int], ahead: Sequence[int] = ()) -> SharedLookUp:
@@ -135,7 +134,9 @@ class SharedExperts:
         missing = tuple(e for e, s in zip(expert_ids, slots, strict=True) if s < 0)
         self._counters.lookups += len(expert_ids)
         self._counters.resident += len(hits)
-        ticket = self._fetch(FetchExperts(layer, missing, clock, tuple(hits))) if missing else None
+        ticket = (
+            self._fetch(FetchExperts(layer, missing, clock, tuple(s for s in slots if s >= 0))) if missing else None
+        )
         if ahead:
             self._fetch_ahead(layer, ahead, clock + 1)
         return SharedLookUp(self, layer, hits, missing, ticket)

@@ -57,9 +57,19 @@ class Attention:
         kv = kernels.rope(kernels.rms_norm(kv, self._kv_norm, c.rms_norm_eps), rotation)
         kv = precision.cached_key(kv, c.qk_rope_head_dim).to(torch.float32)
         chosen = self._compress(x, qr, state, position)
-        attend = self._attend_one if m == 1 else self._attend_many
-        o = kernels.rope(attend(q, kv, chosen, state, position), rotation, inverse=True)
+        o = kernels.rope(self.attend(q, kv, chosen, state, position), rotation, inverse=True)
         return self._project_out(o)
+
+    def attend(
+        self, q: torch.Tensor, kv: torch.Tensor, chosen: torch.Tensor | None, state: LayerState, position: int
+    ) -> torch.Tensor:
+        """Attention proper, after the new keys joined the ring.
+
+        q: [m, heads, head_dim], rotated; kv: [m, head_dim] float32, as cached; chosen: bool [m, entries], the entries
+        that each query sees, or None. Returns [m, heads, head_dim].
+        """
+        attend = self._attend_one if len(q) == 1 else self._attend_many
+        return attend(q, kv, chosen, state, position)
 
     def _fuse_unquantised(self) -> torch.Tensor | None:
         """Weights that see the input unquantised, in float32: compressors and the indexer's head weights."""
