@@ -64,7 +64,8 @@ class RecordReader:
         try:
             nbytes = sum(self._read_extent(extent, slot, staging) for extent in plan.extents)
         except OSError as error:
-            raise CheckpointError(f"{error.filename}: cannot read {plan.name} ({error.strerror})") from error
+            file = error.filename or plan.extents[0].file  # preadv does not say
+            raise CheckpointError(f"{file}: cannot read {plan.name} ({error.strerror})") from error
         self._compare(plan, slot)
         return nbytes
 

@@ -33,15 +33,6 @@ class Manifest:
     source: str
     files: dict[str, PackedFile]
 
-    def record_checksums(self) -> dict[str, int]:
-        """{record name, such as "layers.0.ffn.experts.7": crc32 of its bytes}."""
-        return {
-            checksum.what: int(checksum.digest, 16)
-            for file in self.files.values()
-            for checksum in file.checksums
-            if ".ffn.experts." in checksum.what
-        }
-
     def to_json(self) -> dict[str, Any]:
         return {
             "format": FORMAT,
@@ -78,3 +69,18 @@ def load_manifest(directory: Path) -> Manifest | None:
         return None
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(f"{path}: not a manifest ({error!r}); pack the checkpoint again") from error
+
+
+def record_checksums(directory: Path) -> dict[str, int]:
+    """{record name, such as "layers.0.ffn.experts.7": crc32 of its bytes} of a packed directory.
+
+    Raises:
+        CheckpointError: it is not packed, so that there are none.
+    """
+    manifest = load_manifest(directory)
+    if manifest is None:
+        raise CheckpointError(
+            f"{directory}: reader.verify needs the checksums of a packed checkpoint; pack this one or set it to false"
+        )
+    rows = (checksum for file in manifest.files.values() for checksum in file.checksums)
+    return {row.what: int(row.digest, 16) for row in rows if ".ffn.experts." in row.what}

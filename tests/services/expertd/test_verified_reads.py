@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 from pathlib import Path
 
 import numpy as np
@@ -25,7 +26,7 @@ def packed(tmp_path: Path) -> Path:
 
 def read(directory: Path, checksums: dict[str, int] | None, expert: int = 3) -> np.ndarray:
     records = ExpertRecords(TensorIndex.open(directory), ModelConfig.from_dir(directory))
-    slot = np.zeros(records.layout.slot_bytes, np.uint8)
+    slot = np.frombuffer(mmap.mmap(-1, records.layout.slot_bytes), np.uint8)
     reader = RecordReader(True, checksums)
     try:
         reader.read(records.plan(2, expert), slot, Staging())
