@@ -1,7 +1,7 @@
 """Where an expert's six tensors lie on disk, and where they lie in a slot.
 
-A slot holds one record: w1, w1.scale, w3, w3.scale, w2, w2.scale, contiguous, in the types of the checkpoint. On disk the six
-may have any order; a read plan takes them with as few reads as that order allows. Knows no cache and no reader.
+A slot holds one record: w1, w1.scale, w3, w3.scale, w2, w2.scale, contiguous, in the types of the checkpoint. On disk
+the six may have any order; a read plan takes them with as few reads as that order allows. Knows no cache and no reader.
 """
 
 from __future__ import annotations

@@ -9,8 +9,6 @@ Layout, little-endian, offsets in bytes: 0 magic, version, layers, experts (uint
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import numpy.typing as npt
 
@@ -19,6 +17,7 @@ from shared.memory.slab import Slab, create_slab, open_slab
 
 MAGIC = 0x58424349  # "ICBX"
 VERSION = 1
+_HEADER = 16
 _CLOCK, _BUSY, _ABORT, _TABLE = 64, 128, 192, 4096
 _LINE = 64
 NO_SLOT = -1
@@ -45,21 +44,29 @@ class ControlBlock:
     @classmethod
     def create(cls, moe_layers: int, experts: int) -> ControlBlock:
         """A new one: nothing resident, clock 0, idle."""
-        cells = moe_layers * experts
-        slab = create_slab(_aligned(_TABLE + 4 * cells) + 8 * cells, "cpu")
-        slab.view()[:16].view(np.uint32)[:] = (MAGIC, VERSION, moe_layers, experts)
+        slab = create_slab(_block_bytes(moe_layers, experts), "cpu")
+        slab.view()[:_HEADER].view(np.uint32)[:] = (MAGIC, VERSION, moe_layers, experts)
         block = cls(slab, moe_layers, experts)
         block.slot_table[:] = NO_SLOT
         return block
 
     @classmethod
     def open(cls, handle: bytes) -> ControlBlock:
-        """Map another process's. Raises ProtocolError if the memory is no control block of this version."""
+        """Map another process's.
+
+        Raises:
+            ProtocolError: not a handle, or the memory is no control block of this version.
+            CapacityError: the owner is gone.
+        """
         slab = open_slab(handle)
-        header: npt.NDArray[Any] = slab.view()[:16].view(np.uint32)
-        magic, version, layers, experts = (int(x) for x in header)
-        if (magic, version) != (MAGIC, VERSION):
-            raise ProtocolError(f"the shared memory is no control block of version {VERSION} ({magic:#x}, {version})")
+        header = slab.view()[:_HEADER].tobytes().ljust(_HEADER, b"\0")
+        magic, version, layers, experts = (int(word) for word in np.frombuffer(header, np.uint32))
+        if (magic, version, slab.nbytes) != (MAGIC, VERSION, _block_bytes(layers, experts)):
+            slab.close()
+            raise ProtocolError(
+                f"the shared memory is no control block of version {VERSION} (magic {magic:#x}, version {version}, "
+                f"{layers} layers of {experts} experts in {slab.nbytes} bytes)"
+            )
         return cls(slab, layers, experts)
 
     def handle(self) -> bytes:
@@ -98,6 +105,10 @@ class ControlBlock:
         self.slot_table, self.uses = empty.view(np.int8).astype(np.int32), empty.astype(np.uint64)
         self._clock = self._busy = self._abort = empty.ravel()  # type: ignore[assignment]
         self._slab.close()
+
+
+def _block_bytes(layers: int, experts: int) -> int:
+    return _aligned(_TABLE + 4 * layers * experts) + 8 * layers * experts
 
 
 def _aligned(offset: int) -> int:

@@ -6,8 +6,10 @@ mapping. A peer's mapping outlives the owner.
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import os
+from pathlib import Path
 
 import msgpack
 import numpy as np
@@ -29,7 +31,15 @@ class HostSlab:
 
     @classmethod
     def create(cls, nbytes: int) -> HostSlab:
-        """Allocate zeroed memory now, so that a lack of it is an error here and not a SIGBUS later."""
+        """Allocate zeroed memory now, so that a lack of it is an error here and not a SIGBUS later.
+
+        Raises:
+            CapacityError: it is more than the machine has to give.
+        """
+        available = _available_bytes()
+        if nbytes > available:
+            # Nothing else would refuse it: the kernel hands out pages until it has to kill somebody.
+            raise CapacityError(f"cannot allocate {nbytes:,} bytes of memory for the pool, {available:,} are available")
         descriptor = os.memfd_create("icebox-slab", os.MFD_CLOEXEC)
         try:
             os.posix_fallocate(descriptor, 0, nbytes)
@@ -66,8 +76,14 @@ class HostSlab:
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None
-            try:
+            # A view may still be referenced, say by a traceback; then the mapping goes with the last one.
+            with contextlib.suppress(BufferError):
                 self._map.close()
-            except BufferError:
-                # A view is still referenced, say by a traceback; the mapping goes with the last one.
-                pass
+
+
+def _available_bytes() -> int:
+    """MemAvailable of proc(5): what can be had without swapping."""
+    for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024
+    raise CapacityError("/proc/meminfo has no MemAvailable; Icebox needs Linux 3.14 or newer")

@@ -57,4 +57,7 @@ def open_slab(handle: bytes) -> Slab:
         raise ProtocolError(f"not a slab handle: {error}") from error
     if kind != HostSlab.KIND:
         raise ProtocolError(f"slab handle of unknown kind {kind!r}")
-    return HostSlab.open(*fields)
+    match fields:
+        case [int(pid), int(descriptor), int(nbytes)] if pid > 0 and descriptor >= 0 and nbytes > 0:
+            return HostSlab.open(pid, descriptor, nbytes)
+    raise ProtocolError(f"slab handle with fields {fields!r}")
