@@ -109,6 +109,11 @@ def under_honcho() -> bool:
     return "HONCHO_PROCESS_NAME" in os.environ
 
 
+def default_config_path() -> Path:
+    """The config that a command uses if none is named: $ICEBOX_CONFIG, else the demo's, as in the Procfile."""
+    return Path(os.environ.get("ICEBOX_CONFIG", "configs/demo.toml"))
+
+
 def load_config(path: Path | str) -> Config:
     """Read and check a TOML file.
 

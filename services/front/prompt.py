@@ -99,7 +99,7 @@ class PromptMaker:
         if num_tokens >= self._max_context:
             raise ChatError(
                 f"the prompt has {at_least}{num_tokens} tokens, but model.max_context = {self._max_context} leaves "
-                f"room for {self._max_context - 1} and one of answer; shorten the conversation or raise model.max_context"
+                f"room for {self._max_context - 1} and one of answer; shorten it or raise model.max_context"
             )
 
     def _generate(self, chat: Chat, ids: tuple[int, ...]) -> Generate:

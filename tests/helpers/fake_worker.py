@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -16,8 +17,9 @@ from pathlib import Path
 from services.front.tokenizer import Tokenizer
 from shared.checkpoint.synth_tokenizer import tokenizer_files
 from shared.config import Config, load_config
-from shared.protocol.messages import Generate, TokensGenerated
+from shared.protocol.messages import Generate, Pong, TokensGenerated
 from shared.runtime.boot import make_identity
+from shared.stats import StatsPublisher
 from shared.transport.request import Request
 from shared.transport.server import Server
 
@@ -100,6 +102,28 @@ def doomed_worker(config_path: Path) -> Iterator[subprocess.Popen[bytes]]:
     finally:
         process.kill()
         process.wait()
+
+
+@contextmanager
+def fake_service(
+    config: Config, name: str, states: Callable[[], tuple[str, str]], values: Callable[[], dict[str, float]] = dict
+) -> Iterator[None]:
+    """A service as its clients see it from outside: it answers pings with a state and publishes statistics."""
+    config.run_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+    identity = make_identity(name)
+
+    def pong() -> Pong:
+        return Pong(name, identity.boot_id, *states(), pid=os.getpid(), uptime_s=1.0)
+
+    control = Server(config.endpoint(f"{name}.control"), identity, lambda _: None, status=pong)
+    stats = StatsPublisher(config.endpoint(f"{name}.stats"), identity, lambda: (values(), {"policy": "lfu"}), 0.05)
+    control.start()
+    stats.start()
+    try:
+        yield
+    finally:
+        stats.stop()
+        control.stop()
 
 
 def saying(text: str, tokenizer: Tokenizer) -> Script:

@@ -12,6 +12,8 @@ import pytest
 from helpers.fake_worker import doomed_worker, fake_worker, make_checkpoint, saying, until
 from helpers.services import Stack, running, write_config
 
+from services.front.chat.format import ChatFormat
+from services.front.prompt import PromptMaker
 from services.front.tokenizer import Tokenizer
 from shared.config import load_config
 from shared.errors import ErrorCode, ServiceError
@@ -161,9 +163,6 @@ def test_length_ends_an_answer(client):
 
 @pytest.mark.parametrize(("asked", "expected"), [(0, 1024), (10**6, None), (5, 5)])
 def test_max_tokens_is_the_default_or_what_fits(config, tokenizer, asked, expected):
-    from services.front.chat.format import ChatFormat
-    from services.front.prompt import PromptMaker
-
     maker = PromptMaker(tokenizer, ChatFormat(), 2048, config.front.default_max_tokens)
     prompt = maker.make(chat(max_tokens=asked))
     room = 2048 - len(prompt.generate.prompt_ids)
@@ -320,7 +319,7 @@ def test_a_lost_worker_ends_what_runs_and_comes_back(tmp_path, tokenizer):
             assert text_of(ask(client, chat())) == ANSWER
 
 
-def test_a_hung_worker_is_noticed(tmp_path, monkeypatch, tokenizer):
+def test_a_hung_worker_is_noticed(tmp_path):
     """A stopped process keeps its sockets open: only its silence tells. Takes the ping's time-out of 5 s."""
     path = write_config(tmp_path / "c.toml", make_checkpoint(tmp_path / "model"))
     config = load_config(path)

@@ -1,0 +1,56 @@
+"""The `icebox` command: finds the subcommand, turns our errors into one line and an exit code.
+
+Only the chosen subcommand's module is imported, so that a command starts as fast as what it needs.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Iterable
+
+import typer
+
+from shared.errors import ErrorCode, ExitCode, IceboxError, PeerLost, ServiceError
+
+# Each is a function of the same name in services.cli.<name>; shown in this order.
+COMMANDS = ("up", "wait", "chat", "status", "monitor", "logits", "synth", "verify", "pack", "plan", "doctor")
+# Programs of their own behind a subcommand: every option is theirs, --help included.
+PASSED_ON = ("logits",)
+_ANYTHING = {"ignore_unknown_options": True, "allow_extra_args": True}
+
+
+def main() -> None:
+    """Entry point of the console script; leaves by SystemExit."""
+    chosen = sys.argv[1] if len(sys.argv) > 1 else ""
+    app = build([chosen] if chosen in COMMANDS else COMMANDS)
+    try:
+        app(prog_name="icebox")
+    except IceboxError as error:
+        print(f"icebox: {error.detail if isinstance(error, ServiceError) else error}", file=sys.stderr)
+        sys.exit(exit_code(error))
+
+
+def build(names: Iterable[str]) -> typer.Typer:
+    """The command line with these subcommands."""
+    app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, callback=_icebox)
+    for name in names:
+        function = getattr(importlib.import_module(f"services.cli.{name}"), name)
+        passed_on = name in PASSED_ON
+        app.command(name, context_settings=_ANYTHING if passed_on else None, add_help_option=not passed_on)(function)
+    return app
+
+
+def _icebox() -> None:
+    """Run Mixture-of-Experts models larger than memory."""
+
+
+def exit_code(error: IceboxError) -> int:
+    """What the shell gets: a refused request is the caller's mistake or misfortune, not a crash."""
+    if isinstance(error, ServiceError) and not isinstance(error, PeerLost):
+        return ExitCode.USAGE if error.code is ErrorCode.BAD_REQUEST else ExitCode.FAILED
+    return error.exit_code
+
+
+if __name__ == "__main__":
+    main()

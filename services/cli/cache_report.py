@@ -1,0 +1,63 @@
+"""What the expert cache did for one answer: the difference of two snapshots of expertd's counters, as a line.
+
+Pure. The counters belong to the whole service: with other clients at work they count those too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from shared.protocol.messages import StatsSnapshot, TextChunk
+from shared.readable import readable_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class CacheReport:
+    """Expert uses of one answer; `hits` needed no message, `late_hits` were being read already."""
+
+    hits: int
+    late_hits: int
+    misses: int
+    evictions: int
+    bytes_read: int
+
+    @property
+    def hit_rate(self) -> float:
+        uses = self.hits + self.late_hits + self.misses
+        return self.hits / uses if uses else 1.0
+
+    def line(self) -> str:
+        return (
+            f"cache: {self.hits:,} hits ({self.hit_rate:.1%}), {self.late_hits:,} late hits, {self.misses:,} misses, "
+            f"{self.evictions:,} evictions, {readable_bytes(self.bytes_read)} read"
+        )
+
+
+def cache_report(before: StatsSnapshot | None, after: StatsSnapshot | None) -> CacheReport | None:
+    """None if a snapshot is missing or expertd was restarted in between."""
+    if before is None or after is None or before.boot_id != after.boot_id:
+        return None
+
+    def gained(key: str) -> int:
+        return int(_value(after.values, key) - _value(before.values, key))
+
+    late, misses = gained("late_hits"), gained("misses")
+    return CacheReport(gained("uses") - misses - late, late, misses, gained("evictions"), gained("bytes_read"))
+
+
+def _value(values: Mapping[str, float], key: str) -> float:
+    return values.get(key, 0.0)
+
+
+def tokens_per_second(last: TextChunk) -> float:
+    """Decode speed of an answer: the tokens after the first over the time after the first."""
+    seconds = last.elapsed_s - last.ttft_s
+    return (last.completion_tokens - 1) / seconds if last.completion_tokens > 1 and seconds > 0 else 0.0
+
+
+def speed_line(last: TextChunk) -> str:
+    return (
+        f"{last.completion_tokens} tokens in {last.elapsed_s:.2f} s ({tokens_per_second(last):.1f} tokens/s, "
+        f"the first after {last.ttft_s:.2f} s), prompt {last.prompt_tokens} tokens, ended by {last.finish_reason}"
+    )

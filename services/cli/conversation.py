@@ -1,0 +1,92 @@
+"""A conversation as the CLI keeps it: messages, options, and what a retry or a refusal does to them. Pure."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from typing import Any
+
+from shared.protocol.messages import Chat
+
+Message = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """What every request of a session asks for. `max_tokens` 0 is the service's default, `seed` -1 draws one.
+
+    `think` is off (None), "on", or the name of a reasoning effort.
+    """
+
+    max_tokens: int = 0
+    temperature: float = 1.0
+    top_p: float = 1.0
+    seed: int = -1
+    think: str | None = None
+
+    def options(self) -> dict[str, Any]:
+        """What the front's `Chat.options_json` says of this."""
+        if self.think is None:
+            return {}
+        return {"thinking": True} | ({} if self.think == "on" else {"reasoning_effort": self.think})
+
+
+@dataclass(slots=True)
+class Answer:
+    """The pieces of an answer, put together as they come."""
+
+    text: str = ""
+    reasoning: str = ""
+    tool_calls_json: str = ""
+
+    def add(self, text: str, reasoning: str, tool_calls_json: str) -> None:
+        self.text += text
+        self.reasoning += reasoning
+        self.tool_calls_json = tool_calls_json or self.tool_calls_json
+
+    def message(self) -> Message:
+        made: Message = {"role": "assistant", "content": self.text}
+        if self.reasoning:
+            made["reasoning_content"] = self.reasoning
+        if self.tool_calls_json:
+            made["tool_calls"] = json.loads(self.tool_calls_json)
+        return made
+
+
+@dataclass(slots=True)
+class Conversation:
+    """`messages` always ends with a complete exchange; a question becomes part of it with its answer."""
+
+    sampling: Sampling
+    system: str | None = None
+    messages: list[Message] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.clear()
+
+    def clear(self) -> None:
+        """Start anew, with the same system message."""
+        self.messages = [] if self.system is None else [{"role": "system", "content": self.system}]
+
+    def request(self, question: str) -> Chat:
+        """The request that asks this next."""
+        return Chat(
+            messages_json=json.dumps([*self.messages, {"role": "user", "content": question}], ensure_ascii=False),
+            max_tokens=self.sampling.max_tokens,
+            temperature=self.sampling.temperature,
+            top_p=self.sampling.top_p,
+            seed=self.sampling.seed,
+            options_json=json.dumps(self.sampling.options()),
+        )
+
+    def keep(self, question: str, answer: Answer) -> None:
+        """Add an exchange. One without any answer (cancelled at once) leaves no trace."""
+        if answer.text or answer.reasoning or answer.tool_calls_json:
+            self.messages += [{"role": "user", "content": question}, answer.message()]
+
+    def take_back(self) -> str | None:
+        """Remove the last exchange; its question, or None if there is none."""
+        if not self.messages or self.messages[-1]["role"] != "assistant":
+            return None
+        self.messages.pop()
+        return str(self.messages.pop()["content"])

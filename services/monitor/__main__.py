@@ -1,0 +1,70 @@
+"""`python -m services.monitor --config FILE [--once] [--json]`: a live view, or one look."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+from rich.console import Console
+from rich.live import Live
+from rich.text import Text
+
+from services.monitor.collector import WINDOW_S, Collector
+from services.monitor.render import render
+from shared.config import load_config
+from shared.errors import ExitCode, IceboxError
+
+REFRESH_S = 0.25
+# One look lasts long enough for rates: several snapshots of every service.
+LOOK_S = 1.0
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m services.monitor", description=__doc__)
+    parser.add_argument("--config", type=Path, required=True)
+    parser.add_argument("--once", action="store_true", help="one look instead of a live view")
+    parser.add_argument("--json", action="store_true", help="with --once: print the numbers as JSON")
+    args = parser.parse_args()
+    if args.json and not args.once:
+        parser.error("--json needs --once")
+    try:
+        collector = Collector(load_config(args.config))
+    except IceboxError as error:
+        print(f"icebox: {error}", file=sys.stderr)
+        return error.exit_code
+    try:
+        if args.once:
+            look(collector, as_json=args.json)
+        else:
+            watch(collector)
+    except KeyboardInterrupt:
+        return ExitCode.OK
+    finally:
+        collector.close()
+    return ExitCode.OK
+
+
+def look(collector: Collector, *, as_json: bool) -> None:
+    collector.listen(LOOK_S)
+    view = collector.view()
+    if as_json:
+        print(json.dumps(asdict(view)))
+    else:
+        Console(highlight=False).print(render(view))
+
+
+def watch(collector: Collector) -> None:
+    """Redraw until Ctrl-C."""
+    assert REFRESH_S < WINDOW_S
+    console = Console(highlight=False)
+    with Live(Text("listening ..."), console=console, screen=console.is_terminal, auto_refresh=False) as live:
+        while True:
+            collector.listen(REFRESH_S)
+            live.update(render(collector.view()), refresh=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

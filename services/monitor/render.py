@@ -1,0 +1,108 @@
+"""The view as text for a terminal: one table a service, and a bar for every layer's share of resident experts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.columns import Columns
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from services.monitor.view import CacheView, FrontView, LayerView, ServiceView, View, WorkerView
+from shared.readable import readable_bytes
+
+BAR_CELLS = 12
+_EIGHTHS = " ▏▎▍▌▋▊▉█"
+_COLOURS = {"ready": "green", "starting": "yellow", "draining": "yellow"}
+
+
+def render(view: View) -> RenderableType:
+    """Everything; parts whose service says nothing are left out."""
+    parts: list[RenderableType] = [_services(view.services)]
+    if view.worker:
+        parts.append(_facts("worker", _worker(view.worker)))
+    if view.front:
+        parts.append(_facts("front", _front(view.front)))
+    if view.cache:
+        parts.append(_facts("cache", _cache(view.cache)))
+        parts.append(Columns([_layer(layer) for layer in view.cache.layers], padding=(0, 3)))
+    return Group(*parts)
+
+
+def _services(services: Sequence[ServiceView]) -> Table:
+    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
+    for service in services:
+        process = "" if service.pid is None else f"pid {service.pid}, up {service.uptime_s:.0f} s"
+        state = Text(service.state, style=_COLOURS.get(service.state, "red"))
+        table.add_row(Text(service.name, style="bold"), state, process, Text(service.detail))
+    return table
+
+
+def _facts(name: str, lines: Sequence[str]) -> Table:
+    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
+    for i, line in enumerate(lines):
+        table.add_row(Text("" if i else f"{name:7}", style="bold"), Text(line))
+    return table
+
+
+def _worker(worker: WorkerView) -> list[str]:
+    return [
+        f"{number(worker.tokens_per_s)} tokens/s now; decode {number(worker.decode_tokens_per_s)} now, "
+        f"{number(worker.decode_tokens_per_s_total)} since start; prefill "
+        f"{number(worker.prefill_tokens_per_s_total)}; waits for experts {percent(worker.waiting_share)} of its time",
+        f"{worker.running} running, {worker.waiting} waiting, {worker.done} done, {worker.failed} failed, "
+        f"{worker.cancelled} cancelled; {worker.prompt_tokens:,} tokens read, {worker.generated_tokens:,} written; "
+        f"state {size(worker.state_bytes)}",
+    ]
+
+
+def _front(front: FrontView) -> list[str]:
+    return [
+        f"first token after {number(front.ttft_s, 's')} now, {number(front.ttft_s_total, 's')} since start; "
+        f"{front.running} running, {front.waiting} waiting, {front.done} done, {front.failed} failed, "
+        f"{front.cancelled} cancelled, {front.refused} refused"
+    ]
+
+
+def _cache(cache: CacheView) -> list[str]:
+    used = cache.slots_resident / cache.slots_total if cache.slots_total else 0.0
+    return [
+        f"now: {percent(cache.hit_rate)} hits, {percent(cache.late_rate)} late, {percent(cache.miss_rate)} misses of "
+        f"{number(cache.uses_per_s)} uses/s; reads {size(cache.bytes_per_s)}/s, "
+        f"{number(cache.evictions_per_s)} evictions/s",
+        f"since start: {percent(cache.hit_rate_total)} hits of {cache.uses:,} uses; {cache.late_hits:,} late, "
+        f"{cache.misses:,} misses, {cache.evictions:,} evictions, {cache.prefetched:,} prefetched, "
+        f"{size(cache.bytes_read)} read, {cache.read_errors} read errors",
+        f"pool {bar(used)} {cache.slots_resident} of {cache.slots_total} slots hold an expert "
+        f"({size(cache.pool_bytes)}, {cache.slots_free} free, {cache.slots_retired} retired), policy {cache.policy}; "
+        f"queue {cache.queue_demand} demand, {cache.queue_prefetch} prefetch, {cache.in_flight} in flight",
+    ]
+
+
+def _layer(layer: LayerView) -> Text:
+    heat = layer.resident / layer.experts if layer.experts else 0.0
+    return Text(f"{layer.layer:3} {bar(heat)} {layer.resident:3}/{layer.experts} served {percent(layer.served):>6}")
+
+
+def bar(share: float) -> str:
+    """A share from 0 to 1 as `BAR_CELLS` cells, to an eighth of a cell."""
+    eighths = round(min(1.0, max(0.0, share)) * BAR_CELLS * 8)
+    cells = [_EIGHTHS[min(8, max(0, eighths - 8 * i))] for i in range(BAR_CELLS)]
+    return "▕" + "".join(cells) + "▏"
+
+
+def percent(share: float | None) -> str:
+    return "-" if share is None else f"{share:.1%}"
+
+
+def number(value: float | None, unit: str = "") -> str:
+    """Three digits or so; a dash if there is nothing to say."""
+    if value is None:
+        return "-"
+    text = f"{value:,.0f}" if abs(value) >= 100 else f"{value:.1f}" if abs(value) >= 10 else f"{value:.2f}"
+    return f"{text} {unit}".rstrip()
+
+
+def size(count: float | None) -> str:
+    return "-" if count is None else readable_bytes(count)

@@ -1,0 +1,341 @@
+"""The commands as processes, against a real front, a worker of the test's own and a pretended expertd."""
+
+import json
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from contextlib import ExitStack
+
+import pytest
+from helpers.fake_worker import fake_service, fake_worker, make_checkpoint, saying, until
+from helpers.icebox import ROOT, icebox, on_terminal
+from helpers.services import running, write_config
+
+from services.cli.__main__ import COMMANDS
+from services.front.tokenizer import Tokenizer
+from shared.config import load_config
+
+ANSWER = "The tide turns at noon."
+# The line editor is at work: it has switched bracketed paste on.
+PROMPT = r"\x1b\[\?2004h[^\n]*>"
+
+
+class Expertd:
+    """Counters that move while an answer runs."""
+
+    def __init__(self):
+        self.uses = 0.0
+
+    def values(self):
+        return {"uses": self.uses, "misses": self.uses / 4, "late_hits": 0.0, "evictions": 1.0, "bytes_read": self.uses}
+
+
+@pytest.fixture(scope="module")
+def config_path(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("cli")
+    return write_config(folder / "c.toml", make_checkpoint(folder / "model"))
+
+
+@pytest.fixture(scope="module")
+def tokenizer(config_path):
+    return Tokenizer.load(load_config(config_path).model.path)
+
+
+@pytest.fixture(scope="module")
+def expertd():
+    return Expertd()
+
+
+@pytest.fixture(scope="module")
+def only_worker(config_path, tokenizer, expertd):
+    """Everything runs; the worker's script is each test's business."""
+    config = load_config(config_path)
+    with ExitStack() as stack:
+        stack.enter_context(fake_service(config, "expertd", lambda: ("ready", ""), expertd.values))
+        stack.enter_context(fake_service(config, "worker", lambda: ("ready", "")))
+        worker = stack.enter_context(fake_worker(config, saying(ANSWER, tokenizer)))
+        stack.enter_context(running(config_path, "front"))
+        yield worker
+
+
+@pytest.fixture
+def worker(only_worker, tokenizer):
+    only_worker.script, only_worker.num_cancelled = saying(ANSWER, tokenizer), 0
+    only_worker.begun.clear()
+    return only_worker
+
+
+class Endless:
+    """Says "a" until it is cancelled; `begun` is set after the first."""
+
+    def __init__(self, tokenizer):
+        self.token = tokenizer.encode([("a", False)])[0]
+        self.begun = threading.Event()
+
+    def __call__(self, _generate):
+        yield self.token
+        self.begun.set()
+        while True:
+            time.sleep(0.005)
+            yield self.token
+
+
+@pytest.fixture
+def nothing_runs(tmp_path):
+    return write_config(tmp_path / "c.toml", make_checkpoint(tmp_path / "model"))
+
+
+# --- one question ------------------------------------------------------------------------------------------------
+
+
+def test_once_prints_the_answer_and_what_it_cost(config_path, worker, expertd, tokenizer):
+    def script(generate):
+        expertd.uses += 400
+        return saying(ANSWER, tokenizer)(generate)
+
+    worker.script = script
+    run = icebox("chat", "--once", "When?", "--seed", "7", "--max-tokens", "99", config=config_path)
+    assert (run.returncode, run.stdout) == (0, ANSWER + "\n"), run.stderr
+    speed, cache = run.stderr.splitlines()
+    assert re.fullmatch(r"\d+ tokens in .* s \(.* tokens/s, .* ended by stop", speed)
+    assert cache == "cache: 300 hits (75.0%), 0 late hits, 100 misses, 0 evictions, 400 B read"
+    assert (worker.begun[0].seed, worker.begun[0].max_tokens) == (7, 99)
+
+
+def test_once_as_json(config_path, worker, tokenizer):
+    worker.script = saying("Hm.</think>Noon.", tokenizer)
+    run = icebox("chat", "--once", "When?", "--think", "on", "--json", config=config_path)
+    assert run.returncode == 0, run.stderr
+    result = json.loads(run.stdout)
+    assert (result["text"], result["reasoning"], result["finish_reason"]) == ("Noon.", "Hm.", "stop")
+    assert result["completion_tokens"] == len(tokenizer.encode([("Hm.</think>Noon.", True)]))
+    assert result["cache"]["misses"] == 0
+    assert run.stderr == ""
+
+
+def test_once_without_expertd_says_so(tmp_path, tokenizer):
+    path = write_config(tmp_path / "c.toml", make_checkpoint(tmp_path / "model"))
+    with fake_worker(load_config(path), saying(ANSWER, tokenizer)), running(path, "front"):
+        run = icebox("chat", "--once", "When?", config=path)
+    assert (run.returncode, run.stdout) == (0, ANSWER + "\n")
+    assert "expertd's counters did not come" in run.stderr
+
+
+def test_once_is_ended_by_an_interrupt(config_path, worker, tokenizer):
+    worker.script = Endless(tokenizer)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "services.cli", "chat", "--once", "x", "--config", str(config_path)],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert worker.script.begun.wait(20)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=10)
+    assert process.returncode == 130
+    assert set(out.strip()) == {"a"}
+    assert "ended by abort" in err
+    assert "Traceback" not in err
+    until(lambda: worker.num_cancelled == 1, "the worker is told")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "complaint"),
+    [
+        (["chat", "--once", "x " * 2000], 2, "tokens, but model.max_context = 512"),
+        (["chat", "--once", "x", "--think", "max"], 2, "reasoning_effort 'max' is not one of"),
+        (["chat", "--once", "x", "--max-tokens", "-1"], 2, "Invalid value for '--max-tokens'"),
+        (["chat"], 2, "a conversation needs a terminal"),
+        (["chat", "--json"], 2, "--json needs --once"),
+    ],
+)
+def test_refused_questions(config_path, worker, arguments, code, complaint):
+    run = icebox(*arguments, config=config_path)
+    assert run.returncode == code, run.stderr
+    assert complaint in run.stderr
+    assert "Traceback" not in run.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "complaint"),
+    [
+        (["chat", "--once", "x"], 69, "no service answers at ipc://"),
+        (["status"], 1, ""),
+        (["wait", "--timeout", "0.3"], 69, "no service answers in"),
+    ],
+)
+def test_nothing_runs(nothing_runs, arguments, code, complaint):
+    run = icebox(*arguments, config=nothing_runs)
+    assert (run.returncode, complaint in run.stderr) == (code, True), run.stderr
+    assert len(run.stderr.splitlines()) <= 1
+
+
+@pytest.mark.parametrize("command", ["chat", "wait", "status", "up", "monitor"])
+def test_a_missing_config_is_named(tmp_path, command):
+    run = icebox(command, config=tmp_path / "none.toml")
+    assert run.returncode == 78
+    assert run.stderr == f"icebox: {tmp_path / 'none.toml'}: cannot read this config file (No such file or directory)\n"
+
+
+# --- state -------------------------------------------------------------------------------------------------------
+
+
+def test_status_and_wait_when_all_are_ready(config_path, worker):
+    run = icebox("status", config=config_path)
+    assert (run.returncode, run.stderr) == (0, "")
+    assert [line.split()[:2] for line in run.stdout.splitlines()] == [
+        [n, "ready"] for n in ("expertd", "worker", "front")
+    ]
+    result = json.loads(icebox("status", "--json", config=config_path).stdout)
+    assert result["ready"] is True
+    assert set(result["services"]["front"]) == {"boot_id", "state", "detail", "pid", "uptime_s"}
+    run = icebox("wait", config=config_path)
+    assert (run.returncode, run.stdout) == (0, "")
+    assert run.stderr.splitlines() == ["expertd: ready", "worker: ready", "front: ready"]
+
+
+def test_wait_shows_progress_and_fails_when_a_service_ends(nothing_runs):
+    config = load_config(nothing_runs)
+    state = ["starting", "1 of 2 files"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "services.cli", "wait", "--config", str(nothing_runs)],
+        cwd=ROOT,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    with fake_service(config, "expertd", lambda: (state[0], state[1])):
+        assert process.stderr.readline() == "expertd: starting, 1 of 2 files\n"
+        state[1] = "2 of 2 files"
+        assert process.stderr.readline() == "expertd: starting, 2 of 2 files\n"
+    last = process.stderr.read()
+    assert process.wait(10) == 69
+    assert "expertd has ended (it was expertd: starting, 2 of 2 files)" in last
+    process.stderr.close()
+
+
+def test_up_refuses_a_missing_model(tmp_path):
+    path = write_config(tmp_path / "c.toml", tmp_path / "nowhere")
+    run = icebox("up", config=path)
+    assert (run.returncode, "nowhere" in run.stderr) == (78, True), run.stderr
+
+
+# --- the program itself ------------------------------------------------------------------------------------------
+
+
+def test_every_command_has_help():
+    whole = icebox("--help").stdout
+    for command in COMMANDS:
+        assert command in whole
+
+
+def test_unknown_commands_and_options_are_usage_errors():
+    assert icebox("nonsense").returncode == 2
+    assert icebox("status", "--nonsense").returncode == 2
+
+
+def test_logits_passes_everything_on():
+    run = icebox("logits", "--nonsense")
+    assert "services.worker.logits" in run.stderr
+    assert run.returncode != 0
+
+
+def test_a_command_imports_what_it_needs_and_no_more():
+    code = "import sys, services.cli.chat, services.cli.wait, services.cli.status; print(sorted(sys.modules))"
+    run = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    heavy = {"torch", "numpy", "tokenizers", "prompt_toolkit", "rich.live", "uvloop"}
+    assert heavy.isdisjoint(eval(run.stdout))
+
+
+# --- the conversation --------------------------------------------------------------------------------------------
+
+
+def test_a_conversation(config_path, worker, tokenizer, tmp_path):
+    with on_terminal("chat", "--config", str(config_path), "--seed", "1") as terminal:
+        terminal.expect("/help lists commands")
+        terminal.expect(PROMPT)
+        terminal.type("first question\r")
+        terminal.expect(re.escape(ANSWER))
+        terminal.expect("ended by stop")
+        terminal.expect("cache: ")
+        terminal.type("second\r")
+        terminal.expect(re.escape(ANSWER))
+        terminal.expect("cache: ")
+        prompt = tokenizer_text(tokenizer, worker.begun[-1].prompt_ids)
+        assert prompt.count("<｜User｜>") == 2
+        assert f"</think>{ANSWER}<｜end▁of▁sentence｜>" in prompt
+
+        terminal.type("/retry\r")
+        terminal.expect(re.escape(ANSWER))
+        terminal.expect("cache: ")
+        assert tokenizer_text(tokenizer, worker.begun[-1].prompt_ids) == prompt
+
+        terminal.type(f"/save {tmp_path / 'c.json'}\r")
+        terminal.expect("4 messages saved")
+        assert [m["role"] for m in json.loads((tmp_path / "c.json").read_text())] == ["user", "assistant"] * 2
+
+        terminal.type("/nonsense\r")
+        terminal.expect("there is no /nonsense")
+        terminal.type("/stats\r")
+        terminal.expect("ended by stop")
+        terminal.type("/clear\r")
+        terminal.expect("forgotten")
+        terminal.type("third\r")
+        terminal.expect("cache: ")
+        assert tokenizer_text(tokenizer, worker.begun[-1].prompt_ids).count("<｜User｜>") == 1
+        terminal.type("\x04")
+        assert terminal.ends() == 0
+    assert "Traceback" not in terminal.shown
+
+
+def test_ctrl_c_cancels_the_answer_and_not_the_program(config_path, worker, tokenizer):
+    with on_terminal("chat", "--config", str(config_path)) as terminal:
+        terminal.expect(PROMPT)
+        worker.script = Endless(tokenizer)
+        terminal.type("go on\r")
+        terminal.expect("aaa")
+        terminal.type("\x03")
+        terminal.expect(r"\(cancelled\)")
+        until(lambda: worker.num_cancelled == 1, "the worker is told")
+        terminal.expect(PROMPT)
+        terminal.type("half a line\x03")
+        terminal.expect(PROMPT)
+        worker.script = saying(ANSWER, tokenizer)
+        terminal.type("again\r")
+        terminal.expect(re.escape(ANSWER))
+        terminal.expect("cache: ")
+        assert "half a line" not in tokenizer_text(tokenizer, worker.begun[-1].prompt_ids)
+        terminal.type("\x1b[A")
+        terminal.expect("again")
+        terminal.type("\x03\x04")
+        assert terminal.ends() == 0
+    assert "Traceback" not in terminal.shown
+
+
+def test_a_conversation_outlives_errors_and_the_front(nothing_runs, tokenizer):
+    config = load_config(nothing_runs)
+    with fake_worker(config, saying(ANSWER, tokenizer)), running(nothing_runs, "front") as services:
+        with on_terminal("chat", "--config", str(nothing_runs)) as terminal:
+            terminal.expect(PROMPT)
+            terminal.type("x " * 600 + "\r")
+            terminal.expect("model.max_context = 512")
+            terminal.type("short\r")
+            terminal.expect(re.escape(ANSWER))
+            terminal.expect(PROMPT)
+            services.kill("front")
+            terminal.type("anyone?\r")
+            terminal.expect("went away|no service answers")
+            services.start("front")
+            services.wait_ready("front")
+            terminal.type("back?\r")
+            terminal.expect(re.escape(ANSWER))
+            terminal.type("/quit\r")
+            assert terminal.ends() == 0
+        assert "Traceback" not in terminal.shown
+
+
+def tokenizer_text(tokenizer, ids):
+    return b"".join(map(tokenizer.token_bytes, ids)).decode()

@@ -1,0 +1,77 @@
+"""The monitor as a process: on nothing, on one service that comes and goes, and killed."""
+
+import json
+import signal
+import subprocess
+import sys
+
+import pytest
+from helpers.fake_worker import fake_service, make_checkpoint
+from helpers.icebox import ROOT, icebox, on_terminal
+from helpers.services import write_config
+
+from shared.config import load_config
+
+
+@pytest.fixture
+def config_path(tmp_path):
+    return write_config(tmp_path / "c.toml", make_checkpoint(tmp_path / "model"))
+
+
+class Counter:
+    def __init__(self):
+        self.uses = 0.0
+
+    def values(self):
+        self.uses += 10
+        return {"uses": self.uses, "misses": self.uses / 10, "moe_layers": 2.0, "experts": 16.0, "heat.0": 4.0}
+
+
+def test_once_as_json(config_path):
+    config = load_config(config_path)
+    with fake_service(config, "expertd", lambda: ("ready", ""), Counter().values):
+        run = icebox("monitor", "--once", "--json", config=config_path)
+    assert (run.returncode, run.stderr) == (0, "")
+    view = json.loads(run.stdout)
+    assert [service["state"] for service in view["services"]] == ["ready", "not running", "not running"]
+    assert view["cache"]["miss_rate"] == pytest.approx(0.1)
+    assert view["cache"]["uses_per_s"] > 50
+    assert (view["cache"]["layers"][0]["resident"], view["worker"]) == (4, None)
+
+
+def test_once_on_nothing(config_path):
+    run = icebox("monitor", "--once", config=config_path)
+    assert (run.returncode, run.stdout.count("not running"), run.stderr) == (0, 3, "")
+
+
+def test_lives_through_a_restart_and_leaves_on_ctrl_c(config_path):
+    config = load_config(config_path)
+    with on_terminal("monitor", "--config", str(config_path)) as terminal:
+        terminal.expect("not running")
+        with fake_service(config, "expertd", lambda: ("starting", "2 of 9 files"), Counter().values):
+            terminal.expect("2 of 9 files")
+            terminal.expect("90.0% hits")
+        terminal.expect(r"expertd\x1b\[0m\s+\x1b\[31mnot running")
+        with fake_service(config, "expertd", lambda: ("ready", ""), Counter().values):
+            terminal.expect(r"expertd\x1b\[0m\s+\x1b\[32mready")
+            terminal.type("\x03")
+            assert terminal.ends() == 0
+    assert "Traceback" not in terminal.shown
+
+
+def test_being_killed_changes_nothing_for_the_services(config_path):
+    config = load_config(config_path)
+    counter = Counter()
+    with fake_service(config, "expertd", lambda: ("ready", ""), counter.values):
+        command = [sys.executable, "-m", "services.monitor", "--config", str(config_path)]
+        with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE) as monitor:
+            monitor.stdout.read(1)
+            monitor.send_signal(signal.SIGKILL)
+        view = json.loads(icebox("monitor", "--once", "--json", config=config_path).stdout)
+    assert view["services"][0]["state"] == "ready"
+    assert view["cache"]["uses"] > 0
+
+
+def test_json_needs_once(config_path):
+    run = icebox("monitor", "--json", config=config_path)
+    assert (run.returncode, "--json needs --once" in run.stderr) == (2, True)
