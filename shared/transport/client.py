@@ -22,8 +22,8 @@ from shared.runtime.boot import Identity
 from shared.transport.link import Link
 from shared.transport.sockets import ONE_WAY_ID, descriptor, poll_ms
 
-# Between two attempts to reach a peer that hangs up before it has welcomed us.
-RETRY_S = 0.02
+# Between two attempts to reach a service that is not there yet.
+RETRY_S = 0.05
 
 
 class BlockingClient:
@@ -134,14 +134,16 @@ class BlockingClient:
         while not self._link.is_connected:
             if not self._wait(deadline):
                 self.close()
-                raise PeerLost(f"no service answers at {self._endpoint}")
+                raise self._link.lost()
         hello = Hello(PROTOCOL_VERSION, self._identity.service, self._identity.boot_id)
         try:
             welcome = self.call(hello, max(0.0, deadline - time.monotonic()))
         except ServiceError as error:
             self.close()
             if error.code is ErrorCode.TIMEOUT:
-                raise PeerLost(f"the service at {self._endpoint} accepts connections but does not answer") from None
+                raise PeerLost(
+                    f"the service at {self._endpoint} accepts connections but does not say Welcome"
+                ) from None
             raise
         assert isinstance(welcome, Welcome)
         return welcome
@@ -289,7 +291,7 @@ class AsyncClient:
                 welcome = await self.call(hello, 1e9)
         except TimeoutError:
             self.close()
-            raise PeerLost(f"no service answers at {self._endpoint}") from None
+            raise link.lost() from None
         except BaseException:
             self.close()
             raise

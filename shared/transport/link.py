@@ -15,6 +15,7 @@ from shared.protocol.messages import ErrorReply
 from shared.transport.sockets import (
     CONNECTED,
     DISCONNECTED,
+    NOT_CONNECTED,
     dealer_socket,
     monitor_events,
     monitor_socket,
@@ -69,16 +70,17 @@ class Link:
             yield unpack_id(frames[0]) or 0, _decoded(frames)
 
     def update(self) -> bool:
-        """Take note of connection and loss; True if the peer is lost. Read what it said before by `receive`."""
+        """Take note of connection and loss; True if there is no peer (any more). `receive` has what it said before."""
         for event in monitor_events(self.monitor) if not self.socket.closed else ():
             if event == CONNECTED:
                 self.is_connected = True
-            elif event == DISCONNECTED and self.is_connected:
+            elif event & (DISCONNECTED | NOT_CONNECTED):
                 self.is_lost = True
         return self.is_lost
 
     def lost(self) -> PeerLost:
-        return PeerLost(f"the service at {self.endpoint} went away")
+        what = "went away" if self.is_connected else "does not answer; is it running?"
+        return PeerLost(f"the service at {self.endpoint} {what}")
 
 
 def _decoded(frames: list[bytes]) -> object:

@@ -24,13 +24,17 @@ STATS_HWM = 16
 MAX_MESSAGE_BYTES = 64 << 20
 # Last replies have this long to leave; a service has 3 s to stop.
 SERVER_LINGER_MS = 200
-RECONNECT_MS = 20
+# Subscribers look for a service that has not started yet this often; others do not, within the life of a connection.
+RECONNECT_MS = 50
+NEVER_MS = 3_600_000
 
 ONE_WAY_ID = 0
 _ID = struct.Struct("<Q")
 
+# Events of a socket's monitor.
 CONNECTED = zmq.EVENT_HANDSHAKE_SUCCEEDED
 DISCONNECTED = zmq.EVENT_DISCONNECTED
+NOT_CONNECTED = zmq.EVENT_CONNECT_RETRIED | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
 
 
 def router_socket(context: zmq.Context[zmq.Socket[bytes]], endpoint: str) -> zmq.Socket[bytes]:
@@ -42,9 +46,13 @@ def router_socket(context: zmq.Context[zmq.Socket[bytes]], endpoint: str) -> zmq
 
 
 def dealer_socket(context: zmq.Context[zmq.Socket[bytes]]) -> zmq.Socket[bytes]:
-    """A client socket, to be connected once its monitor listens. Queues nothing for a peer that is not there."""
+    """A client socket, to be connected once its monitor listens. It never reconnects by itself.
+
+    zmq would otherwise hand what was meant for a dead peer to its successor. (Its own ways to forbid that, IMMEDIATE
+    and a negative RECONNECT_IVL, also throw away what the dead peer had said and nobody has read yet.)
+    """
     socket = _make(context, zmq.DEALER, REQUEST_HWM, 0)
-    socket.setsockopt(zmq.IMMEDIATE, 1)
+    socket.setsockopt(zmq.RECONNECT_IVL, NEVER_MS)
     return socket
 
 
@@ -58,14 +66,15 @@ def sub_socket(context: zmq.Context[zmq.Socket[bytes]], endpoints: Iterable[str]
     """Connected to every endpoint, those that nobody has bound yet included."""
     socket = _make(context, zmq.SUB, STATS_HWM, 0)
     socket.setsockopt(zmq.SUBSCRIBE, b"")
+    socket.setsockopt(zmq.RECONNECT_IVL, RECONNECT_MS)
     for endpoint in endpoints:
         socket.connect(endpoint)
     return socket
 
 
 def monitor_socket(socket: zmq.Socket[bytes]) -> zmq.Socket[bytes]:
-    """Receives CONNECTED and DISCONNECTED of `socket`; must be made before it connects."""
-    monitor = socket.get_monitor_socket(CONNECTED | DISCONNECTED)
+    """Receives CONNECTED, DISCONNECTED and NOT_CONNECTED of `socket`; must be made before it connects."""
+    monitor = socket.get_monitor_socket(CONNECTED | DISCONNECTED | NOT_CONNECTED)
     monitor.setsockopt(zmq.LINGER, 0)
     return monitor
 
@@ -111,7 +120,6 @@ def _make(context: zmq.Context[zmq.Socket[bytes]], kind: int, hwm: int, linger_m
     socket.setsockopt(zmq.RCVHWM, hwm)
     socket.setsockopt(zmq.LINGER, linger_ms)
     socket.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
-    socket.setsockopt(zmq.RECONNECT_IVL, RECONNECT_MS)
     return socket
 
 
