@@ -127,20 +127,22 @@ class AgedLfu:
     """LFU that forgets, behind a nursery where new keys are safe until newer ones come.
 
     Plain LFU collapses on a change of topic: yesterday's counts never fade, and a new key, used once, is the first
-    to go. Here counts halve every `HALF_LIFE` touches a key, and the newest eighth of the keys goes last.
+    to go. Here counts halve whenever there were `HALF_LIFE` uses for each key, hit or miss, and the newest eighth of
+    the keys goes last.
     """
 
     NURSERY = 8
-    HALF_LIFE = 16
+    HALF_LIFE = 4
 
     def __init__(self) -> None:
         self._old = Lfu()
         self._nursery: OrderedDict[Key, int] = OrderedDict()
         self._num_old = 0
-        self._touches = 0
+        self._uses = 0  # since counts were halved
 
     def insert(self, key: Key, uses: int = 1) -> None:
         self._nursery[key] = uses
+        self._count_use()
         while len(self._nursery) > max(1, (self._num_old + len(self._nursery)) // self.NURSERY):
             graduate, its_uses = self._nursery.popitem(last=False)
             self._old.insert(graduate, its_uses)
@@ -151,9 +153,7 @@ class AgedLfu:
             self._nursery[key] += 1
         else:
             self._old.touch(key)
-        self._touches += 1
-        if self._touches >= self.HALF_LIFE * (self._num_old + len(self._nursery)):
-            self._age()
+        self._count_use()
 
     def remove(self, key: Key) -> None:
         if self._nursery.pop(key, None) is None:
@@ -167,8 +167,13 @@ class AgedLfu:
     def uses(self) -> dict[Key, int]:
         return self._old.uses() | dict(self._nursery)
 
+    def _count_use(self) -> None:
+        self._uses += 1
+        if self._uses >= self.HALF_LIFE * (self._num_old + len(self._nursery)):
+            self._uses = 0
+            self._age()
+
     def _age(self) -> None:
-        self._touches = 0
         aged = Lfu()
         for key, uses in self._old.uses().items():
             aged.insert(key, uses // 2)

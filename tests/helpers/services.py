@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from shared.config import Config, load_config
@@ -50,6 +50,7 @@ class Stack:
         self.config_path = config_path
         self.config: Config = load_config(config_path)
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
+        self.closing = ExitStack()  # what the test opened on these services, closed with them
 
     def start(self, *names: str) -> None:
         for name in names or SERVICES:
@@ -102,6 +103,7 @@ def running(config_path: Path, *names: str) -> Iterator[Stack]:
         stack.wait_ready(*names)
         yield stack
     finally:
+        stack.closing.close()
         for process in stack.processes.values():
             process.kill()
             process.wait()

@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Iterator
 
 import pytest
+
 from services.expertd import slots as slots_module
 from services.expertd.cache import ExpertCache
 from services.expertd.policy import POLICIES, Key
@@ -227,10 +228,13 @@ def explore(seed: int) -> int:
     return world.steps_done
 
 
+def explore_many(count: int, first: int = 0) -> int:
+    return min(explore(seed) for seed in range(first, first + count))
+
+
 @pytest.mark.parametrize("block", range(10))
 def test_no_look_up_ever_sees_foreign_bytes(block):
-    steps = [explore(seed) for seed in range(block * 300, block * 300 + 300)]
-    assert min(steps) >= 3
+    assert explore_many(300, block * 300) >= 3
 
 
 def test_the_exploration_finds_a_slot_reused_too_early(monkeypatch):
@@ -241,16 +245,14 @@ def test_the_exploration_finds_a_slot_reused_too_early(monkeypatch):
 
     monkeypatch.setattr(slots_module._Retired, "is_free", hasty)
     with pytest.raises(AssertionError, match="computes with"):
-        for seed in range(600):
-            explore(seed)
+        explore_many(600)
 
 
 def test_the_exploration_finds_an_evicted_hit(monkeypatch):
     """Without the list of what the look-up holds, reuse during a miss would hit what it found."""
     monkeypatch.setattr(Scheduler, "_find_slot", _forgetful(Scheduler._find_slot))
     with pytest.raises(AssertionError, match="computes with"):
-        for seed in range(600):
-            explore(seed)
+        explore_many(600)
 
 
 def _forgetful(original):

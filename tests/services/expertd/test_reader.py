@@ -1,0 +1,114 @@
+"""Records come out right whatever their place in the file, and a changed file is an error with its name."""
+
+import errno
+import mmap
+import os
+
+import numpy as np
+import pytest
+
+from services.expertd import reader as reader_module
+from services.expertd.reader import BLOCK, RecordReader, Staging
+from shared.checkpoint.records import Extent, Piece, ReadPlan
+from shared.errors import CheckpointError
+
+DATA = np.random.default_rng(1).integers(0, 256, 5 * BLOCK + 123, dtype=np.uint8)
+
+
+@pytest.fixture
+def file(tmp_path):
+    path = tmp_path / "shard.safetensors"
+    path.write_bytes(DATA.tobytes())
+    return path
+
+
+def slot_of(nbytes: int) -> np.ndarray:
+    """Page-aligned and zeroed, as slots are."""
+    return np.frombuffer(mmap.mmap(-1, nbytes), np.uint8)
+
+
+def plan(path, *extents) -> ReadPlan:
+    return ReadPlan(
+        "layers.0.ffn.experts.1", tuple(Extent(path, o, n, tuple(map(Piece._make, p))) for o, n, p in extents)
+    )
+
+
+def read(path, *extents, direct=True, slot_bytes=4 * BLOCK) -> np.ndarray:
+    slot, reader = slot_of(slot_bytes), RecordReader(direct)
+    reader.read(plan(path, *extents), slot, Staging())
+    reader.close()
+    return slot
+
+
+@pytest.mark.parametrize("direct", [True, False])
+@pytest.mark.parametrize(
+    ("offset", "nbytes"),
+    [(0, BLOCK), (BLOCK, 2 * BLOCK), (1, 100), (4095, 2), (BLOCK - 1, BLOCK + 2), (5 * BLOCK, 123)],
+)
+def test_one_piece_at_any_offset(file, direct, offset, nbytes):
+    slot = read(file, (offset, nbytes, [(0, 0, nbytes)]), direct=direct)
+    assert np.array_equal(slot[:nbytes], DATA[offset : offset + nbytes])
+
+
+def test_pieces_land_where_the_plan_says(file):
+    slot = read(file, (10, 50, [(0, 200, 20), (30, 100, 20)]), (3 * BLOCK + 7, 40, [(0, 0, 40)]))
+    assert np.array_equal(slot[200:220], DATA[10:30])
+    assert np.array_equal(slot[100:120], DATA[40:60])
+    assert np.array_equal(slot[:40], DATA[3 * BLOCK + 7 : 3 * BLOCK + 47])
+
+
+def test_nothing_is_written_outside_the_pieces_of_an_unaligned_record(file):
+    slot = read(file, (10, 50, [(0, 200, 50)]))
+    assert not slot[:200].any()
+    assert not slot[250:].any()
+
+
+def change(path, how: str) -> None:
+    if how == "truncated":
+        os.truncate(path, BLOCK)
+    elif how == "grown":
+        os.truncate(path, len(DATA) + 1)
+    elif how == "replaced":
+        other = path.with_suffix(".new")
+        other.write_bytes(DATA.tobytes())
+        os.replace(other, path)
+    else:
+        path.unlink()
+
+
+@pytest.mark.parametrize("how", ["truncated", "grown", "replaced", "gone"])
+def test_a_file_that_changes_in_use_is_an_error_with_its_name(file, how):
+    reader, slot = RecordReader(True), slot_of(BLOCK)
+    some = plan(file, (0, 100, [(0, 0, 100)]))
+    reader.read(some, slot, Staging())
+    change(file, how)
+    with pytest.raises(CheckpointError, match=r"shard\.safetensors"):
+        reader.read(some, slot, Staging())
+    reader.close()
+
+
+def test_a_record_beyond_the_end_is_an_error(file):
+    with pytest.raises(CheckpointError, match="truncated"):
+        read(file, (len(DATA) - 10, 20, [(0, 0, 20)]))
+
+
+def test_a_file_system_without_o_direct_is_said_once(file, monkeypatch, caplog):
+    real_open = os.open
+
+    def refusing(path, flags, *rest):
+        if flags & os.O_DIRECT:
+            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL), str(path))
+        return real_open(path, flags, *rest)
+
+    monkeypatch.setattr(reader_module.os, "open", refusing)
+    reader, slot = RecordReader(True), slot_of(BLOCK)
+    second = file.with_name("other.safetensors")
+    second.write_bytes(DATA.tobytes())
+    for path in (file, second):
+        reader.read(plan(path, (5, 100, [(0, 0, 100)])), slot, Staging())
+        assert np.array_equal(slot[:100], DATA[5:105])
+    reader.close()
+    assert not reader.is_direct
+    assert [r.message for r in caplog.records if "O_DIRECT" in r.message] == [
+        f"no O_DIRECT here, reading through the page cache file={file}"
+    ]

@@ -1,0 +1,244 @@
+"""expertd as a process, asked over its socket, on a real small checkpoint."""
+
+import shutil
+import signal
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from helpers.services import ROOT, Stack, running, shared_memory_names, write_config
+
+from shared.checkpoint.config import ModelConfig
+from shared.checkpoint.index import TensorIndex
+from shared.checkpoint.records import ExpertRecords
+from shared.errors import ErrorCode, ExitCode, ServiceError
+from shared.memory.control_block import ControlBlock
+from shared.memory.slab import open_slab
+from shared.protocol.messages import (
+    ClosePool,
+    ExpertsFetched,
+    FetchExperts,
+    Generate,
+    OpenPool,
+    PoolClosed,
+    PoolOpened,
+    PrefetchHint,
+)
+from shared.runtime.boot import make_identity
+from shared.stats import StatsSubscriber
+from shared.transport.client import BlockingClient
+
+TINY = ROOT / "tests" / "golden" / "tiny-a"
+SLOT_BYTES = 28672
+
+pytestmark = pytest.mark.system
+
+
+class Worker:
+    """A test's own worker: it maps the pool and looks, like the real one."""
+
+    def __init__(self, stack: Stack, checkpoint: Path = TINY) -> None:
+        self.client = BlockingClient(stack.config.endpoint("expertd"), make_identity("test"))
+        stack.closing.callback(self.client.close)
+        self.client.connect(5.0)
+        self.index = TensorIndex.open(checkpoint)
+        self.records = ExpertRecords(self.index, ModelConfig.from_dir(checkpoint))
+        self.pool: PoolOpened | None = None
+
+    def open(self) -> None:
+        reply = self.client.call(OpenPool(self.index.fingerprint, "cpu"), 5.0)
+        assert isinstance(reply, PoolOpened)
+        self.pool = reply
+        self.control = ControlBlock.open(reply.control_handle)
+        self.slabs = [open_slab(handle) for handle in reply.slab_handles]
+
+    def can_open(self) -> bool:
+        try:
+            self.open()
+        except ServiceError as error:
+            if error.code is not ErrorCode.NO_CAPACITY:
+                raise
+            return False
+        return True
+
+    def fetch(self, layer: int, *expert_ids: int, clock: int = 0) -> object:
+        return self.client.call(FetchExperts(layer, expert_ids, clock), 5.0)
+
+    def check(self, layer: int, expert: int) -> None:
+        """The slot that the table names holds this expert's bytes, read from the files once more."""
+        slot = int(self.control.slot_table[layer, expert])
+        assert slot >= 0
+        view = self.slabs[slot // self.pool.slots_per_slab].view()
+        begin = slot % self.pool.slots_per_slab * self.pool.slot_bytes
+        expected = bytearray(self.records.layout.record_bytes)
+        self.records.read_record(layer, expert, memoryview(expected))
+        assert view[begin : begin + len(expected)].tobytes() == bytes(expected)
+
+
+@contextmanager
+def expertd(tmp_path: Path, checkpoint: Path = TINY, **sections):
+    config = write_config(tmp_path / "icebox.toml", checkpoint, **sections)
+    with running(config, "expertd") as stack:
+        yield stack
+
+
+def stats(stack: Stack) -> dict[str, float]:
+    subscriber = StatsSubscriber([stack.config.endpoint("expertd.stats")])
+    try:
+        snapshot = subscriber.poll(5.0)
+        assert snapshot is not None
+        return snapshot.values
+    finally:
+        subscriber.close()
+
+
+def test_records_arrive_are_evicted_and_arrive_again(tmp_path):
+    with expertd(tmp_path, cache={"bytes": 8 * SLOT_BYTES}) as stack:
+        worker = Worker(stack)
+        worker.open()
+        for _ in range(2):
+            for layer in range(7):
+                assert worker.fetch(layer, 1, 5, 11, 15) == ExpertsFetched()
+                for expert in (1, 5, 11, 15):
+                    worker.check(layer, expert)
+        values = stats(stack)
+        assert values["misses"] == 56
+        assert values["evictions"] == 48
+        assert values["slots_resident"] == 8
+        assert values["bytes_read"] >= 56 * worker.records.layout.record_bytes
+
+
+def test_hints_are_read_ahead_and_a_resident_expert_is_answered_at_once(tmp_path):
+    with expertd(tmp_path) as stack:
+        worker = Worker(stack)
+        worker.open()
+        worker.client.send(PrefetchHint(2, (3, 4)))
+        while (worker.control.slot_table[2, [3, 4]] < 0).any():
+            assert worker.client.poll(0.01) is None
+        worker.fetch(2, 3, 4)
+        worker.check(2, 3)
+        values = stats(stack)
+        assert (values["misses"], values["late_hits"], values["prefetched"]) == (0, 2, 2)
+
+
+def test_a_second_worker_another_checkpoint_and_strangers_are_refused(tmp_path):
+    with expertd(tmp_path) as stack:
+        worker, other = Worker(stack), Worker(stack)
+        with pytest.raises(ServiceError, match="open the pool first"):
+            worker.fetch(0, 1)
+        with pytest.raises(ServiceError, match="another checkpoint"):
+            worker.client.call(OpenPool("something else", "cpu"), 5.0)
+        worker.open()
+        with pytest.raises(ServiceError, match="another worker") as refusal:
+            other.open()
+        assert refusal.value.code is ErrorCode.NO_CAPACITY
+        with pytest.raises(ServiceError, match="expert 16 is not one of 16"):
+            worker.fetch(0, 16)
+        with pytest.raises(ServiceError, match="layer 7 is not one of 7"):
+            worker.fetch(7, 0)
+        with pytest.raises(ServiceError, match="Generate"):
+            worker.client.call(Generate((1,), 1), 5.0)
+        assert worker.client.call(ClosePool(), 5.0) == PoolClosed()
+        other.open()
+
+
+def test_a_dead_workers_pins_vanish_and_the_cache_stays(tmp_path):
+    with expertd(tmp_path, cache={"bytes": 8 * SLOT_BYTES}) as stack:
+        worker = Worker(stack)
+        worker.open()
+        worker.control.busy = True
+        worker.fetch(0, 0, 1, 2, 3, clock=10**6)
+        worker.client.close()
+        heir = Worker(stack)
+        while not heir.can_open():
+            pass
+        heir.check(0, 3)
+        heir.fetch(1, 0, 1, 2, 3)
+        heir.fetch(2, 0, 1, 2, 3)
+        heir.check(2, 0)
+
+
+def copy_of_tiny(tmp_path: Path) -> Path:
+    target = tmp_path / "checkpoint"
+    shutil.copytree(TINY, target, ignore=shutil.ignore_patterns("*golden*"))
+    return target
+
+
+def test_a_truncated_shard_fails_its_reads_and_nothing_else(tmp_path):
+    checkpoint = copy_of_tiny(tmp_path)
+    with expertd(tmp_path, checkpoint) as stack:
+        worker = Worker(stack, checkpoint)
+        worker.open()
+        whole, broken = (
+            next(layer for layer in range(7) if worker.records.plan(layer, 0).extents[0].file.name == name)
+            for name in ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors")
+        )
+        worker.fetch(broken, 0)
+        shard = checkpoint / "model-00002-of-00002.safetensors"
+        with shard.open("r+b") as file:
+            file.truncate(shard.stat().st_size // 2)
+        with pytest.raises(ServiceError, match=r"model-00002-of-00002\.safetensors") as failure:
+            worker.fetch(broken, 0, 1, 2)
+        assert failure.value.code is ErrorCode.IO_ERROR
+        worker.fetch(whole, 4, 5)
+        worker.check(whole, 5)
+        assert stats(stack)["read_errors"] >= 1
+
+
+def test_heat_warms_the_next_start(tmp_path):
+    sections = {"cache": {"bytes": 8 * SLOT_BYTES, "save_heat": True}}
+    with expertd(tmp_path, **sections) as stack:
+        worker = Worker(stack)
+        worker.open()
+        for _ in range(5):
+            worker.fetch(3, 7, 9)
+        assert stack.terminate("expertd") == ExitCode.OK
+        stack.start("expertd")
+        stack.wait_ready("expertd")
+        worker = Worker(stack)
+        worker.open()
+        worker.check(3, 7)
+        worker.check(3, 9)
+
+
+def test_killed_and_started_again_at_once(tmp_path):
+    before = shared_memory_names()
+    with expertd(tmp_path) as stack:
+        Worker(stack).open()
+        stack.kill("expertd")
+        stack.start("expertd")
+        stack.wait_ready("expertd")
+        worker = Worker(stack)
+        worker.open()
+        worker.fetch(0, 0)
+        worker.check(0, 0)
+    assert shared_memory_names() == before
+
+
+@pytest.mark.parametrize(
+    ("sections", "damage", "message"),
+    [
+        ({"cache": {"bytes": 7 * SLOT_BYTES}}, None, f"at least {8 * SLOT_BYTES:,}"),
+        ({}, "model-00001-of-00002.safetensors", "model-00001-of-00002.safetensors"),
+        ({}, "config.json", "config.json"),
+    ],
+)
+def test_what_cannot_work_is_refused_at_start_with_what_would(tmp_path, sections, damage, message):
+    checkpoint = copy_of_tiny(tmp_path)
+    if damage:
+        (checkpoint / damage).unlink()
+    stack = Stack(write_config(tmp_path / "icebox.toml", checkpoint, **sections))
+    stack.start("expertd")
+    assert stack.processes["expertd"].wait(20) == ExitCode.CONFIG
+    assert message in stack.log("expertd")
+    assert "Traceback" not in stack.log("expertd")
+
+
+def test_sigterm_during_reads_ends_with_zero(tmp_path):
+    with expertd(tmp_path, cache={"bytes": 8 * SLOT_BYTES}, reader={"threads": 8}) as stack:
+        worker = Worker(stack)
+        worker.open()
+        for layer in range(7):
+            worker.client.start(FetchExperts(layer, tuple(range(4)), layer))
+        stack.processes["expertd"].send_signal(signal.SIGTERM)
+        assert stack.processes["expertd"].wait(4.0) == ExitCode.OK
