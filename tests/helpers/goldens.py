@@ -61,6 +61,13 @@ def load(*, exact: bool, directory: Path = TINY_A) -> Setup:
     return Setup(Model.load(index, config, MAX_CONTEXT, exact=exact), LocalExperts(index, config, CACHE_BYTES))
 
 
+@functools.cache
+def shared(kind: str) -> Setup:
+    """`exact`, `quantised`, or `swiglu0.5`: exact, with the configuration whose limit is low enough to act."""
+    directory = TINY_A / "config-swiglu0.5" if kind == "swiglu0.5" else TINY_A
+    return load(exact=kind != "quantised", directory=directory)
+
+
 def token_ids() -> list[int]:
     return vectors("structure-golden")["token_ids"].tolist()
 
@@ -151,7 +158,7 @@ def check_structure_mtp(setup: Setup, prefill: int = 40, decode: int = 24) -> No
 
 
 def check_structure_swiglu(setup: Setup, prefill: int = 33, decode: int = 8) -> None:
-    """`setup` is loaded with the configuration whose limit is low enough to act."""
+    """`setup` must be that of `shared("swiglu0.5")`."""
     expected = vectors("structure-golden")[f"swiglu0.5.prefill{prefill}_decode{decode}.logits"]
     _close(run_case(setup, prefill, decode), expected, limits("structure")["logits_max_abs_max"])
 
@@ -233,9 +240,7 @@ def check_mtp_block(setup: Setup) -> None:
     _check_keys(torch.cat(keys), golden[_PREFIX + "mtp0.kv"])
 
 
-def _expert_half(
-    setup: Setup, layer: int, h: torch.Tensor, ids: torch.Tensor, begin: int, end: int
-) -> torch.Tensor:
+def _expert_half(setup: Setup, layer: int, h: torch.Tensor, ids: torch.Tensor, begin: int, end: int) -> torch.Tensor:
     """Prefill at once, decode token by token: where `begin` is past the prefill, tokens go one at a time."""
     block, size = setup.model.layers[layer], (end - begin if begin < LAYER_PREFILL else 1)
     parts = [(i, i + size) for i in range(begin, end, size)]
