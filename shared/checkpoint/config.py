@@ -75,6 +75,7 @@ class ModelConfig:
             CheckpointError: the directory or file is missing, not JSON, or describes a model that is not supported.
         """
         path = directory / "config.json"
+        _refuse_gguf(directory)
         if not directory.is_dir():
             raise CheckpointError(f"{directory}: no such model directory; set model.path to the downloaded checkpoint")
         try:
@@ -127,6 +128,14 @@ class ModelConfig:
     def is_hash_layer(self, moe_layer: int) -> bool:
         """Whether the token id alone chooses the experts."""
         return moe_layer < self.num_hash_layers
+
+
+def _refuse_gguf(directory: Path) -> None:
+    named = [directory] if directory.suffix == ".gguf" else sorted(directory.glob("*.gguf"))
+    if named and not (directory / "config.json").exists():
+        raise CheckpointError(
+            f"{named[0]}: GGUF is not supported; supported: the published safetensors files of {MODEL_TYPE} models"
+        )
 
 
 def _refuse_other_models(table: dict[str, Any], source: str) -> None:

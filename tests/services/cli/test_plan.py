@@ -1,0 +1,90 @@
+"""`icebox plan` and `icebox doctor`: the table a person sees, the verdict, and the exit code."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from helpers.checkpoints import tiny_checkpoint
+from helpers.commands import icebox, icebox_json
+
+from shared.checkpoint.synth_shapes import published_config
+from shared.planning.checks import Level, examine
+from shared.planning.machine import load_machine
+
+CONFIGS = Path(__file__).parents[3] / "configs"
+SPARK = CONFIGS / "machines" / "spark.toml"
+
+
+@pytest.fixture
+def spark(tmp_path: Path) -> Path:
+    """configs/spark.toml with a model directory that has a configuration and no weights."""
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text(json.dumps(published_config("full")))
+    text = (CONFIGS / "spark.toml").read_text().replace("/models/DeepSeek-V4-Flash", str(tmp_path / "model"))
+    (tmp_path / "spark.toml").write_text(text)
+    return tmp_path / "spark.toml"
+
+
+def test_the_plan_of_a_described_machine(spark: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = icebox(capsys, "plan", spark, "--machine", SPARK)
+    assert code == 0
+    assert "NVIDIA DGX Spark: unified memory" in out
+    assert "Dense weights and state of the backbone: 9.77 GB" in out
+    assert "Cache: 90.00 GB = 6,731 slots of 13,369,344 bytes, 60% of 11,264 experts" in out
+    assert "7.77 GB dense + 258 x 13.37 MB experts = 11.22 GB at 249.00 GB/s: 45.1 ms" in out
+    assert "Fits" in out
+
+
+def test_a_plan_that_does_not_fit_names_the_number_that_does(spark: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    spark.write_text(spark.read_text().replace('"90 GB"', '"110 GB"'))
+    code, row = icebox_json(capsys, "plan", spark, "--machine", SPARK)
+    assert (code, row["plan"]["fits"]) == (78, False)
+    code, out, _ = icebox(capsys, "plan", spark, "--machine", SPARK)
+    assert code == 78
+    assert "Does not fit: cache.bytes = 110.00 GB does not fit; at most 98." in out
+
+
+def test_this_machine(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "c.toml"
+    path.write_text(f'[run]\nname = "t"\n[model]\npath = "{tiny_checkpoint()}"\n')
+    code, row = icebox_json(capsys, "plan", path)
+    assert (code, row["plan"]["cached"]) == (0, 1.0)
+    assert row["machine"]["disk_speed"] > 0
+    code, out, _ = icebox(capsys, "doctor", path)
+    assert code == 0
+    for subject in ("memory:", "swap:", "disk:", "free space:", "GPU", "Fits"):
+        assert subject in out
+
+
+def test_doctor_without_a_config(capsys: pytest.CaptureFixture[str]) -> None:
+    code, row = icebox_json(capsys, "doctor", "--path", tiny_checkpoint())
+    assert code == 0
+    assert {finding["subject"] for finding in row["findings"]} >= {"memory", "swap", "disk", "GPU"}
+    assert "plan" not in row
+
+
+def test_what_the_doctor_finds() -> None:
+    good = load_machine(SPARK)
+    assert {finding.level for finding in examine(good)} == {Level.OK}
+    assert good.gpu is not None
+    bad = replace(
+        good,
+        memory_available=10**9,
+        swap_total=10**9,
+        swap_used=10**8,
+        disk_speed=5e8,
+        memlock=65536,
+        gpu=replace(good.gpu, held_by=(42,)),
+    )
+    warnings = {f.subject: f.text for f in examine(bad) if f.level is Level.WARN}
+    assert set(warnings) == {"memory", "swap", "disk", "GPU", "memlock"}
+    assert "process 42" in warnings["GPU"]
+    assert "swapoff" in warnings["swap"]
+    assert "27 ms" in warnings["disk"]
+    buffered = {f.subject: f.text for f in examine(replace(good, disk_direct=False)) if f.level is Level.WARN}
+    assert "refuses O_DIRECT" in buffered["disk"]
+    unmeasured = {f.subject: f.text for f in examine(replace(good, disk_speed=0.0)) if f.level is Level.WARN}
+    assert "not measured" in unmeasured["disk"]
