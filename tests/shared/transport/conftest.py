@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import threading
 from collections.abc import Iterator
@@ -21,10 +20,8 @@ def _descriptors() -> int:
 
 @pytest.fixture(autouse=True)
 def _no_leaks() -> Iterator[None]:
-    gc.collect()
     threads, descriptors = set(threading.enumerate()), _descriptors()
     yield
-    gc.collect()
     until(lambda: set(threading.enumerate()) <= threads)
     until(lambda: _descriptors() <= descriptors)
 
