@@ -82,7 +82,7 @@ class ModelConfig:
             table = json.loads(path.read_text(encoding="utf-8"))
         except OSError as error:
             raise CheckpointError(f"{path}: cannot read ({error.strerror}); is this a checkpoint directory?") from error
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise CheckpointError(f"{path}: not valid JSON: {error}; download it again") from error
         if not isinstance(table, dict):
             raise CheckpointError(f"{path}: must hold a JSON object; download it again")

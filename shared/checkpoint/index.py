@@ -66,7 +66,7 @@ def read_weight_map(directory: Path) -> dict[str, str]:
         raise CheckpointError(f"{directory}: neither {INDEX_NAME} nor {SINGLE_NAME} is there; is it a checkpoint?")
     try:
         weight_map: Any = json.loads(path.read_text(encoding="utf-8")).get("weight_map")
-    except (OSError, ValueError, AttributeError) as error:
+    except (OSError, ValueError, AttributeError, RecursionError) as error:
         raise CheckpointError(f"{path}: cannot be read as an index: {error}; download it again") from error
     if not isinstance(weight_map, dict) or not weight_map:
         raise CheckpointError(f"{path}: has no weight_map; download it again")
