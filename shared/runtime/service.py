@@ -144,7 +144,7 @@ class _Supervisor:
         threading.Thread(target=self._context.request_stop, name="stop", daemon=True).start()
 
     def _join_others(self) -> None:
-        """Threads that the service left behind would keep the interpreter from ending."""
+        """Threads that the service left behind would keep the interpreter from ending; daemons do not, and most are."""
         assert self._deadline is not None
         others = [t for t in threading.enumerate() if not t.daemon and t not in self._older_threads]
         for thread in others:
