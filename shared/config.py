@@ -14,6 +14,7 @@ import tomllib
 import types
 import typing
 from dataclasses import dataclass, field
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -95,8 +96,8 @@ class Config:
         """Where this instance keeps its sockets, locks and heat."""
         if self.run.dir is not None:
             return self.run.dir
-        base = os.environ.get("XDG_RUNTIME_DIR")
-        root = Path(base) / "icebox" if base else Path(tempfile.gettempdir()) / f"icebox-{os.getuid()}"
+        base = os.environ.get("XDG_RUNTIME_DIR", "")
+        root = Path(base) / "icebox" if os.path.isabs(base) else Path(tempfile.gettempdir()) / f"icebox-{os.getuid()}"
         return root / self.run.name
 
     def endpoint(self, name: str) -> str:
@@ -149,7 +150,9 @@ class _Reader:
                 raise ConfigError(f"{self._path}: unknown key '{prefix}{key}' (known here: {known})")
         missing = [n for n, f in fields.items() if n not in table and _is_required(f)]
         if missing:
-            raise ConfigError(f"{self._path}: missing key '{prefix}{missing[0]}'")
+            name = missing[0]
+            what = f"table [{name}]" if dataclasses.is_dataclass(hints[name]) else f"key '{prefix}{name}'"
+            raise ConfigError(f"{self._path}: missing {what}")
         return cls(**{k: self._value(hints[k], v, prefix + k) for k, v in table.items()})
 
     def _value(self, kind: Any, value: Any, key: str) -> Any:
@@ -159,32 +162,39 @@ class _Reader:
             return self.section(typing.cast(type, kind), value, f"{key}.")
         if isinstance(kind, types.UnionType):
             kind = next(k for k in typing.get_args(kind) if k is not type(None))
-        if kind is Path and isinstance(value, str):
-            return (self._path.parent / Path(value).expanduser()).resolve()
+        if kind is Path and isinstance(value, str) and value:
+            return self._absolute(value, key)
         if key == "cache.bytes":
             return self._bytes(value, key)
         if type(value) is not kind:
             raise ConfigError(f"{self._path}: '{key}' must be {_NAMES[kind]}, not {value!r}")
         return value
 
+    def _absolute(self, value: str, key: str) -> Path:
+        """Relative paths are relative to the file that names them."""
+        try:
+            return (self._path.parent / Path(value).expanduser()).resolve()
+        except (OSError, ValueError, RuntimeError) as error:
+            raise ConfigError(f"{self._path}: '{key}' is not a usable path: {value!r} ({error})") from error
+
     def _bytes(self, value: Any, key: str) -> int:
         if value == "auto":
             return AUTO_BYTES
         number = value if type(value) is int else parse_bytes(value) if isinstance(value, str) else None
-        if number is None or number <= 0:
+        if number is None or not 0 < number < 2**63:
             raise ConfigError(f'{self._path}: \'{key}\' must be a size such as "64 MiB" or "auto", not {value!r}')
         return number
 
 
-_NAMES = {int: "a whole number", float: "a number", str: "text in quotes", bool: "true or false", Path: "a path"}
+_NAMES = {int: "a whole number", str: "text in quotes", bool: "true or false", Path: "a path in quotes"}
 
 
 def parse_bytes(text: str) -> int | None:
-    """ "64 MiB", "90 GB" or "4096" as a number of bytes; None if it is no size."""
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-z]*)\s*", text.lower())
+    """A size such as "64 MiB", "1.5 GB" or "4096" as a number of bytes; None if it is no size."""
+    match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([a-z]*)\s*", text.lower())
     if match is None or match[2] not in _UNITS:
         return None
-    return int(float(match[1]) * _UNITS[match[2]])
+    return int(Fraction(match[1]) * _UNITS[match[2]])
 
 
 def _is_required(f: dataclasses.Field[Any]) -> bool:
@@ -197,7 +207,8 @@ def _check(config: Config) -> None:
             raise ConfigError(f"{config.source}: '{key}' must be {what}, not {value!r}")
 
     run, worker, reader, front = config.run, config.worker, config.reader, config.front
-    demand(re.fullmatch(r"[\w.-]{1,40}", run.name) is not None, "run.name", "1 to 40 letters, digits, . _ -", run.name)
+    is_name = re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,39}", run.name) is not None
+    demand(is_name, "run.name", "1 to 40 letters, digits, . _ -, not starting with . or -", run.name)
     demand(run.log_level in LOG_LEVELS, "run.log_level", f"one of {', '.join(LOG_LEVELS)}", run.log_level)
     demand(config.cache.policy in POLICIES, "cache.policy", f"one of {', '.join(POLICIES)}", config.cache.policy)
     demand(worker.device in DEVICES, "worker.device", f"one of {', '.join(DEVICES)}", worker.device)
