@@ -77,6 +77,13 @@ class Stack:
                 assert time.monotonic() < deadline, f"{name} not ready ({pong}):\n{self.log(name)}"
                 time.sleep(0.02)
 
+    def wait_state(self, name: str, state: str, detail: str) -> None:
+        """Until the service says that it is in this state, with these words."""
+        deadline = time.monotonic() + START_TIMEOUT_S
+        while (pong := ping(self.config, name, 0.5)) is None or pong.state != state or detail not in pong.detail:
+            assert time.monotonic() < deadline, f"{name} says {pong}:\n{self.log(name)}"
+            time.sleep(0.02)
+
     def kill(self, name: str) -> None:
         self.processes[name].kill()
         self.processes.pop(name).wait()

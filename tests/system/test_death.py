@@ -1,0 +1,114 @@
+"""Services killed under load: one clear error for what ran, nothing left behind, and everything works again."""
+
+import time
+
+import pytest
+from helpers.services import (
+    ROOT,
+    generate,
+    running,
+    shared_memory_names,
+    token_ids,
+    worker_client,
+    write_config,
+)
+
+from shared.errors import ErrorCode, PeerLost, ServiceError
+from shared.protocol.messages import ErrorReply, Generate
+from shared.stats import StatsSubscriber
+
+TINY = ROOT / "tests" / "golden" / "tiny-a"
+LONG = Generate((5, 6, 7), 400, temperature=0.0)
+SHORT = Generate((5, 6, 7), 10, temperature=0.0)
+# Noticing takes milliseconds on an idle machine. A ping's deadline would be 5 s: below it, the socket told.
+NOTICED_S = 2.0
+
+pytestmark = pytest.mark.system
+
+
+@pytest.fixture
+def config(tmp_path):
+    return write_config(tmp_path / "icebox.toml", TINY, cache={"bytes": 12 * 28672})
+
+
+def test_expertd_killed_under_load(config):
+    before = shared_memory_names()
+    with running(config, "expertd", "worker") as stack, worker_client(stack.config) as client:
+        expected = token_ids(generate(client, SHORT))
+        request_id = client.start(LONG)
+        assert client.poll(20.0) is not None
+        waiting_id = client.start(SHORT)
+        stack.kill("expertd")
+        killed = time.monotonic()
+        errors = {}
+        while len(errors) < 2:
+            reply_id, reply = client.poll(20.0)
+            if isinstance(reply, ErrorReply):
+                errors[reply_id] = reply
+        assert time.monotonic() - killed < NOTICED_S
+        assert errors[request_id].code == errors[waiting_id].code == ErrorCode.PEER_LOST.value
+        assert "expert daemon went away" in errors[request_id].detail
+        with pytest.raises(ServiceError, match="waits for expertd"):
+            client.call(SHORT, 5.0)
+        stack.start("expertd")
+        stack.wait_ready("expertd", "worker")
+        assert token_ids(generate(client, SHORT)) == expected
+        assert stack.stop() == {"worker": 0, "expertd": 0}
+    assert shared_memory_names() == before
+
+
+def test_worker_killed_under_load_finds_its_cache_again(config):
+    with running(config, "expertd", "worker") as stack:
+        with worker_client(stack.config) as client:
+            expected = token_ids(generate(client, SHORT))
+            client.start(LONG)
+            assert client.poll(20.0) is not None
+            stack.kill("worker")
+            killed = time.monotonic()
+            with pytest.raises(PeerLost):
+                while True:
+                    client.poll(20.0)
+            assert time.monotonic() - killed < NOTICED_S
+        resident = _expertd(stack)["slots_resident"]
+        assert resident == 12
+        stack.start("worker")
+        stack.wait_ready("worker")
+        with worker_client(stack.config) as client:
+            assert token_ids(generate(client, SHORT)) == expected
+        assert stack.stop() == {"expertd": 0, "worker": 0}
+
+
+def test_both_killed_and_started_again_at_once(config):
+    with running(config, "expertd", "worker") as stack:
+        with worker_client(stack.config) as client:
+            expected = token_ids(generate(client, SHORT))
+            client.start(LONG)
+            assert client.poll(20.0) is not None
+            stack.kill("worker")
+            stack.kill("expertd")
+        stack.start("worker", "expertd")
+        stack.wait_ready("worker", "expertd")
+        with worker_client(stack.config) as client:
+            assert token_ids(generate(client, SHORT)) == expected
+
+
+def test_sigterm_ends_a_running_request_and_the_process(config):
+    with running(config, "expertd", "worker") as stack, worker_client(stack.config) as client:
+        client.start(LONG)
+        assert client.poll(20.0) is not None
+        assert stack.terminate("worker") == 0
+        last = None
+        with pytest.raises(PeerLost):
+            while True:
+                last = client.poll(5.0)[1]
+        assert last.finish_reason == "abort"
+
+
+def _expertd(stack) -> dict[str, float]:
+    subscriber = StatsSubscriber([stack.config.endpoint("expertd.stats")])
+    try:
+        snapshot = subscriber.poll(5.0)
+        assert snapshot is not None
+        return snapshot.values
+    finally:
+        subscriber.close()
