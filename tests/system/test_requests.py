@@ -9,7 +9,7 @@ from helpers.services import ROOT, Stack, generate, running, token_ids, worker_c
 
 from shared.errors import ErrorCode, ServiceError
 from shared.protocol.codec import decode
-from shared.protocol.messages import Cancel, ErrorReply, Generate, Ping, TokensGenerated
+from shared.protocol.messages import Cancel, ErrorReply, Generate, OpenPool, Ping, TokensGenerated
 from shared.stats import StatsSubscriber
 
 TINY = ROOT / "tests" / "golden" / "tiny-a"
@@ -147,15 +147,12 @@ def test_garbage_on_the_socket_disturbs_nobody(stack, client):
     with zmq.Context() as context, context.socket(zmq.DEALER) as raw:
         raw.setsockopt(zmq.LINGER, 0)
         raw.connect(stack.config.endpoint("worker"))
-        frames = [
-            [b""],
-            [b"x" * 8],
-            [struct.pack("<Q", 7), b"\xc1garbage"],
-            [struct.pack("<Q", 8), b"\x91\x10"],
-            [b"a", b"b", b"c"],
-        ]
-        for frame in frames:
-            raw.send_multipart(frame)
+        not_msgpack, too_short = b"\xc1garbage", b"\x91\x10"
+        raw.send_multipart([b""])
+        raw.send_multipart([b"x" * 8])
+        raw.send_multipart([b"a", b"b", b"c"])
+        raw.send_multipart([struct.pack("<Q", 7), not_msgpack])
+        raw.send_multipart([struct.pack("<Q", 8), too_short])
         answered = set()
         while raw.poll(500):
             request_id, body = raw.recv_multipart()
@@ -168,8 +165,6 @@ def test_garbage_on_the_socket_disturbs_nobody(stack, client):
 
 def test_the_wrong_message_is_named(client):
     with pytest.raises(ServiceError, match="OpenPool"):
-        from shared.protocol.messages import OpenPool
-
         client.call(OpenPool("x", "cpu"), 5.0)
     assert client.call(Ping(), 5.0).service == "worker"
 
