@@ -42,11 +42,11 @@ def serve(context: ServiceContext) -> None:
     )
     stats = StatsPublisher(config.endpoint("expertd.stats"), context.identity, service.stats)
     stats.start()
-    service.warm()
     service.start()
-    server.start()
-    context.ready()
     try:
+        service.warm()
+        server.start()
+        context.ready()
         service.run()
     finally:
         server.stop()

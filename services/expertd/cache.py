@@ -29,19 +29,18 @@ class ExpertCache:
 
     def get(self, key: Key) -> int | None:
         """Look a key up: its slot and one more use, or None and a miss."""
-        entry = self._entries.get(key)
-        if entry is None:
-            self.misses += 1
-            return None
         self.use(key, 1)
-        return entry[0]
+        entry = self._entries.get(key)
+        return None if entry is None else entry[0]
 
     def use(self, key: Key, count: int) -> None:
-        """Look-ups that found the key without asking: through the shared table."""
+        """So many look-ups of a key; they were hits if it is resident, and it gains as many uses."""
+        if key not in self._entries:
+            self.misses += count
+            return
         self.hits += count
-        if key in self._entries:
-            for _ in range(count):
-                self._policy.touch(key)
+        for _ in range(count):
+            self._policy.touch(key)
 
     def put(self, key: Key, slot: int, nbytes: int, uses: int = 1) -> None:
         """A new entry. There must be room: `evict` first."""

@@ -40,7 +40,7 @@ def load_heat(path: Path, fingerprint: str, layers: int, experts: int) -> dict[K
         uses = {Key(int(layer), int(expert)): int(count) for layer, expert, count in table["uses"]}
     except FileNotFoundError:
         return {}
-    except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
+    except (OSError, ValueError, TypeError, KeyError, ArithmeticError, RecursionError) as error:
         log.warning("damaged heat ignored file=%s error=%s", path, type(error).__name__)
         return {}
     return {key: count for key, count in uses.items() if 0 <= key.layer < layers and 0 <= key.expert < experts}

@@ -107,6 +107,13 @@ class Lfu:
     def uses(self) -> dict[Key, int]:
         return {key: bucket.frequency for key, bucket in self._bucket_of.items()}
 
+    def halved(self) -> Lfu:
+        """The same keys in the same order, with half the frequencies; in time proportional to their number."""
+        half = Lfu()
+        for key in self.order():
+            half._place(key, self._bucket_of[key].frequency // 2, half._root.below)
+        return half
+
     def _place(self, key: Key, frequency: int, below: _Bucket) -> None:
         """Into the bucket of this frequency, which is `below` or belongs just above it."""
         bucket = below if below.frequency == frequency and below is not self._root else below.above
@@ -171,13 +178,7 @@ class AgedLfu:
         self._uses += 1
         if self._uses >= self.HALF_LIFE * (self._num_old + len(self._nursery)):
             self._uses = 0
-            self._age()
-
-    def _age(self) -> None:
-        aged = Lfu()
-        for key, uses in self._old.uses().items():
-            aged.insert(key, uses // 2)
-        self._old = aged
+            self._old = self._old.halved()
 
 
 POLICIES: dict[str, type[Lru] | type[Lfu] | type[AgedLfu]] = {"lru": Lru, "lfu": Lfu, "lfu-aged": AgedLfu}

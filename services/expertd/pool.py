@@ -44,6 +44,7 @@ class Pool:
         self.layers = config.num_moe_layers
         self.experts = config.n_routed_experts
         self.slot_bytes = RecordLayout.of(config).slot_bytes
+        self.wave_experts = num_slots // LOOK_UPS
         self.slots_per_slab = min(num_slots, max(1, LARGEST_SLAB_BYTES // self.slot_bytes))
         counts = [min(self.slots_per_slab, num_slots - begin) for begin in range(0, num_slots, self.slots_per_slab)]
         self._slabs = [create_slab(count * self.slot_bytes, device) for count in counts]
@@ -72,7 +73,7 @@ class Pool:
             slots_per_slab=self.slots_per_slab,
             slot_bytes=self.slot_bytes,
             num_slots=self.num_slots,
-            wave_experts=self.num_slots // LOOK_UPS,
+            wave_experts=self.wave_experts,
         )
 
     def close(self) -> None:

@@ -26,6 +26,8 @@ from shared.errors import CheckpointError
 log = logging.getLogger(__name__)
 
 BLOCK = 4096
+# What file systems without O_DIRECT say, at open or at the first read.
+NOT_DIRECT = (errno.EINVAL, errno.ENOTSUP)
 Bytes = npt.NDArray[np.uint8]
 
 
@@ -47,6 +49,7 @@ class RecordReader:
         self._direct = direct
         self._checksums = checksums or {}
         self._files: dict[Path, _OpenFile] = {}
+        self._outdated: list[_OpenFile] = []  # other threads may be reading from them
         self._lock = threading.Lock()
 
     @property
@@ -62,7 +65,8 @@ class RecordReader:
                 Names record and file.
         """
         try:
-            nbytes = sum(self._read_extent(extent, slot, staging) for extent in plan.extents)
+            is_alone = len(plan.extents) == 1
+            nbytes = sum(self._read_extent(extent, slot, staging, is_alone) for extent in plan.extents)
         except OSError as error:
             file = error.filename or plan.extents[0].file  # preadv does not say
             raise CheckpointError(f"{file}: cannot read {plan.name} ({error.strerror})") from error
@@ -70,9 +74,10 @@ class RecordReader:
         return nbytes
 
     def close(self) -> None:
-        for file in self._files.values():
+        for file in (*self._files.values(), *self._outdated):
             os.close(file.descriptor)
         self._files.clear()
+        self._outdated.clear()
 
     def _compare(self, plan: ReadPlan, slot: Bytes) -> None:
         expected = self._checksums.get(plan.name)
@@ -84,34 +89,37 @@ class RecordReader:
                 f"{plan.extents[0].file}: {plan.name} is damaged (crc32 differs from the manifest's); pack it again"
             )
 
-    def _read_extent(self, extent: Extent, slot: Bytes, staging: Staging) -> int:
+    def _read_extent(self, extent: Extent, slot: Bytes, staging: Staging, is_alone: bool) -> int:
         file = self._open(extent.file)
         _check_unchanged(extent.file, file)
-        begin = extent.offset // BLOCK * BLOCK
-        end = -(-(extent.offset + extent.nbytes) // BLOCK) * BLOCK
-        (source, target, nbytes), *others = extent.pieces
-        is_aligned = begin == extent.offset and target % BLOCK == 0 and target + end - begin <= len(slot)
-        if not others and source == 0 and nbytes == extent.nbytes and is_aligned:
-            _read_fully(file, extent, begin, slot[target : target + end - begin])
-        else:
-            buffer = staging.buffer(end - begin)
-            _read_fully(file, extent, begin, buffer)
-            skipped = extent.offset - begin
-            for source, target, nbytes in extent.pieces:
-                slot[target : target + nbytes] = buffer[skipped + source : skipped + source + nbytes]
-        if not file.is_direct:
-            os.posix_fadvise(file.descriptor, begin, end - begin, os.POSIX_FADV_DONTNEED)
-        return end - begin
+        try:
+            return _fill(file, extent, slot, staging, is_alone)
+        except OSError as error:
+            if not (file.is_direct and error.errno in NOT_DIRECT):
+                raise
+        return _fill(self._reopen(extent.file), extent, slot, staging, is_alone)
 
     def _open(self, path: Path) -> _OpenFile:
         with self._lock:
             file = self._files.get(path)
             if file is None:
-                descriptor = self._open_descriptor(path)
-                status = os.fstat(descriptor)
-                file = _OpenFile(descriptor, status.st_ino, status.st_size, self._direct)
-                self._files[path] = file
+                file = self._files[path] = self._open_file(path)
             return file
+
+    def _reopen(self, path: Path) -> _OpenFile:
+        """The file system took O_DIRECT when the file was opened, and refused the read."""
+        with self._lock:
+            file = self._files[path]
+            if file.is_direct:
+                self._give_up_direct(path)
+                self._outdated.append(file)
+                file = self._files[path] = self._open_file(path)
+            return file
+
+    def _open_file(self, path: Path) -> _OpenFile:
+        descriptor = self._open_descriptor(path)
+        status = os.fstat(descriptor)
+        return _OpenFile(descriptor, status.st_ino, status.st_size, self._direct)
 
     def _open_descriptor(self, path: Path) -> int:
         flags = os.O_RDONLY | os.O_CLOEXEC
@@ -119,11 +127,15 @@ class RecordReader:
             try:
                 return os.open(path, flags | os.O_DIRECT)
             except OSError as error:
-                if error.errno not in (errno.EINVAL, errno.ENOTSUP):
+                if error.errno not in NOT_DIRECT:
                     raise
-                self._direct = False
-                log.warning("no O_DIRECT here, reading through the page cache file=%s", path)
+                self._give_up_direct(path)
         return os.open(path, flags)
+
+    def _give_up_direct(self, path: Path) -> None:
+        if self._direct:
+            log.warning("no O_DIRECT here, reading through the page cache file=%s", path)
+        self._direct = False
 
 
 class Staging:
@@ -137,6 +149,28 @@ class Staging:
         if len(self._memory) < nbytes:
             self._memory = np.frombuffer(mmap.mmap(-1, nbytes), np.uint8)
         return self._memory[:nbytes]
+
+
+def _fill(file: _OpenFile, extent: Extent, slot: Bytes, staging: Staging, is_alone: bool) -> int:
+    """One extent into its places in the slot; the number of bytes asked of the drive.
+
+    Blocks go straight into the slot if nothing else of the record is there that they could cover.
+    """
+    begin = extent.offset // BLOCK * BLOCK
+    end = -(-(extent.offset + extent.nbytes) // BLOCK) * BLOCK
+    (_, target, nbytes), *others = extent.pieces
+    is_aligned = begin == extent.offset and target % BLOCK == 0 and target + end - begin <= len(slot)
+    if not others and is_aligned and (is_alone or nbytes == end - begin):
+        _read_fully(file, extent, begin, slot[target : target + end - begin])
+    else:
+        buffer = staging.buffer(end - begin)
+        _read_fully(file, extent, begin, buffer)
+        skipped = extent.offset - begin
+        for source, target, nbytes in extent.pieces:
+            slot[target : target + nbytes] = buffer[skipped + source : skipped + source + nbytes]
+    if not file.is_direct:
+        os.posix_fadvise(file.descriptor, begin, end - begin, os.POSIX_FADV_DONTNEED)
+    return end - begin
 
 
 def _check_unchanged(path: Path, file: _OpenFile) -> None:

@@ -6,6 +6,8 @@ its own; not thread-safe. How a slot becomes reusable:
 * by the worker's clock (services.expertd.slots), or
 * at once, while the worker stands still in a look-up: a request names what that look-up missed and which slots it
   holds, and until it is answered the worker touches no others.
+
+A few slots are kept free, so that what is read ahead need not wait for the clock either.
 """
 
 from __future__ import annotations
@@ -22,6 +24,9 @@ from services.expertd.slots import Slots, WorkerView
 
 T = TypeVar("T")
 
+# Hints that wait are at most one to so many slots: they come by the hundred, and must not flush a small cache.
+HINT_SHARE = 4
+
 
 class Urgency(IntEnum):
     """Queues, the most urgent first."""
@@ -29,6 +34,7 @@ class Urgency(IntEnum):
     DEMAND = 0
     AHEAD = 1
     HINT = 2
+    WARM = 3
 
 
 class SlotTable(Protocol):
@@ -52,11 +58,12 @@ class Fetch(Generic[T]):
 
 @dataclass(slots=True, eq=False)
 class Load(Generic[T]):
-    """A record on its way in; `slot` is -1 while it is queued."""
+    """A record on its way in; `slot` is -1 while it is queued, `uses` what is known of its use."""
 
     key: Key
     urgency: Urgency
     slot: int = -1
+    uses: int = 1
     fetches: list[Fetch[T]] = field(default_factory=list)
 
 
@@ -80,6 +87,7 @@ class Scheduler(Generic[T]):
         slots: Slots,
         table: SlotTable,
         slot_bytes: int,
+        reserve: int,
         look: Callable[[], WorkerView],
     ) -> None:
         self.counters = LoadCounters()
@@ -87,6 +95,8 @@ class Scheduler(Generic[T]):
         self._slots = slots
         self._table = table
         self._slot_bytes = slot_bytes
+        self._reserve = reserve
+        self._max_hints = max(1, slots.num_slots // HINT_SHARE)
         self._look = look
         self._loads: dict[Key, Load[T]] = {}
         self._queues: tuple[deque[Load[T]], ...] = tuple(deque() for _ in Urgency)
@@ -95,6 +105,11 @@ class Scheduler(Generic[T]):
 
     def queued(self, urgency: Urgency) -> int:
         return len(self._queues[urgency])
+
+    @property
+    def unfinished(self) -> int:
+        """Loads, queued or in flight."""
+        return len(self._loads)
 
     @property
     def in_flight(self) -> int:
@@ -107,6 +122,7 @@ class Scheduler(Generic[T]):
         """Take in a request; whether it is answered already, because everything is resident by now."""
         fetch = Fetch(token, clock, frozenset(held_slots), is_ahead)
         self._unpin(everything=not is_ahead)
+        clock = min(clock, self._look().clock + 1)  # nobody looks further ahead, and pins must end
         for key in (Key(layer, e) for e in expert_ids):
             self._pins[key] = max(clock, self._pins.get(key, clock))
             if self._is_missing(key, is_ahead):
@@ -118,14 +134,19 @@ class Scheduler(Generic[T]):
         return not fetch.missing
 
     def hint(self, layer: int, expert_ids: Iterable[int]) -> None:
-        """Read these too, when nothing else is to be read."""
+        """Read these too, when nothing else is to be read; no more than would change a part of the cache."""
         for key in (Key(layer, e) for e in expert_ids):
-            if key not in self._cache:
+            if key not in self._cache and self.queued(Urgency.HINT) < self._max_hints:
                 self._want(key, Urgency.HINT)
+
+    def warm(self, key: Key, uses: int) -> None:
+        """Read this while nobody asks for anything, and know of so many uses."""
+        self._want(key, Urgency.WARM).uses = uses
 
     def next(self) -> Load[T] | None:
         """The load to start now, with its slot; None if there is none, or no slot can be had yet."""
         self._slots.reclaim(self._look())
+        self._replenish()
         for queue in self._queues:
             if queue:
                 slot = self._find_slot()
@@ -144,9 +165,9 @@ class Scheduler(Generic[T]):
             self._slots.free(load.slot)
             self._drop(load.fetches)
             return [fetch.token for fetch in load.fetches]
-        self._cache.put(load.key, load.slot, self._slot_bytes)
+        self._cache.put(load.key, load.slot, self._slot_bytes, load.uses)
         self._table.publish(load.key, load.slot)
-        self.counters.prefetched += load.urgency is not Urgency.DEMAND
+        self.counters.prefetched += load.urgency in (Urgency.AHEAD, Urgency.HINT)
         ended = []
         for fetch in load.fetches:
             fetch.missing.remove(load.key)
@@ -155,22 +176,30 @@ class Scheduler(Generic[T]):
                 self._forget_standing(fetch)
         return ended
 
-    def worker_lost(self) -> None:
-        """Nothing is pinned and nothing wanted any more; what is in flight ends as an ordinary resident."""
+    def worker_lost(self) -> list[T]:
+        """Nothing is pinned and nothing wanted any more; what is in flight ends as an ordinary resident.
+
+        Tokens of the requests that end with it.
+        """
         self._standing = None
         self._pins.clear()
+        ended = {fetch: None for load in self._loads.values() for fetch in load.fetches}
         for load in self._loads.values():
             load.fetches.clear()
         for queue in self._queues:
             for load in queue:
                 del self._loads[load.key]
             queue.clear()
+        return [fetch.token for fetch in ended]
 
     def _is_missing(self, key: Key, is_ahead: bool) -> bool:
-        """Counts what a look-up found: ahead of time nothing is a miss or a late hit yet."""
+        """Counts what a look-up found: ahead of time nothing is a miss or a late hit yet.
+
+        The policy is not told: it learns of every use from the worker's counts.
+        """
+        is_missing = key not in self._cache
         if is_ahead:
-            return key not in self._cache
-        is_missing = self._cache.get(key) is None
+            return is_missing
         load = self._loads.get(key)
         if not is_missing or (load is not None and load.slot >= 0 and load.urgency is not Urgency.DEMAND):
             self.counters.late_hits += 1
@@ -206,6 +235,12 @@ class Scheduler(Generic[T]):
                 self._slots.retire(victim, self._look())
         self._slots.reclaim(self._look())
         return self._slots.take()
+
+    def _replenish(self) -> None:
+        """Retire ahead of need."""
+        while self._slots.num_free + self._slots.num_retired < self._reserve and (victims := self._evict()):
+            for _, victim in victims:
+                self._slots.retire(victim, self._look())
 
     def _evict(self) -> list[tuple[Key, int]]:
         clock = self._look().clock

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from pathlib import Path
 
 import numpy as np
 
@@ -39,6 +40,10 @@ log = logging.getLogger(__name__)
 SLOT_POLL_S = 0.0005
 USES_POLL_S = 0.02
 HEAT_SAVE_S = 30.0
+PROGRESS_S = 0.05
+# Slots kept free for what is read ahead: two layers' hints on the published model, and little of a small pool.
+LARGEST_RESERVE = 16
+RESERVE_SHARE = 16
 
 
 class ExpertService:
@@ -56,10 +61,14 @@ class ExpertService:
         self._policy_name = config.cache.policy
         self._cache = ExpertCache(pool.num_slots * pool.slot_bytes, POLICIES[config.cache.policy]())
         self._slots = Slots(pool.num_slots)
-        self._scheduler: Scheduler[Request] = Scheduler(self._cache, self._slots, pool, pool.slot_bytes, self._look)
+        self._reserve = min(LARGEST_RESERVE, pool.num_slots // RESERVE_SHARE)
+        self._scheduler: Scheduler[Request] = Scheduler(
+            self._cache, self._slots, pool, pool.slot_bytes, self._reserve, self._look
+        )
         self._lock = threading.Lock()
         self._work = threading.Condition(self._lock)
         self._worker: bytes | None = None
+        self._is_stopping = False
         self._seen = pool.control.uses.copy()
         self._bytes_read = 0
         self._io_seconds = 0.0
@@ -106,27 +115,33 @@ class ExpertService:
                 ErrorCode.BAD_REQUEST, f"the worker computes on {message.device}, the pool is on {self._pool.device}"
             )
         if self._worker is not None and self._worker != request.peer:
-            raise ServiceError(ErrorCode.NO_CAPACITY, "another worker holds the pool; stop it first")
+            raise ServiceError(
+                ErrorCode.NO_CAPACITY, f"another worker, connection {self._worker.hex()}, holds the pool; stop it first"
+            )
         self._worker = request.peer
         log.info("worker attached")
         request.reply(self._pool.opened(self._context.identity.boot_id))
 
     def _fetch(self, request: Request, message: FetchExperts) -> None:
-        self._check_ids(message.layer, message.expert_ids)
+        self._check_look_up(message)
         self._observe_uses()
-        if not message.is_ahead:
-            # The policy learns of these uses from the request; the shared counts will show them once more.
-            self._seen[message.layer, list(message.expert_ids)] += 1
-            before = self._scheduler.counters.misses
+        before = self._scheduler.counters.misses
         is_answered = self._scheduler.fetch(
             request, message.layer, message.expert_ids, message.held_slots, message.clock, message.is_ahead
         )
-        if not message.is_ahead:
-            self._misses_by_layer[message.layer] += self._scheduler.counters.misses - before
+        self._misses_by_layer[message.layer] += self._scheduler.counters.misses - before
         if is_answered:
             request.reply(ExpertsFetched())
         else:
             self._work.notify_all()
+
+    def _check_look_up(self, message: FetchExperts) -> None:
+        self._check_ids(message.layer, message.expert_ids)
+        if len(set(message.expert_ids)) < len(message.expert_ids):
+            raise ServiceError(ErrorCode.BAD_REQUEST, "a look-up names an expert twice")
+        count, limit = len(message.expert_ids) + len(message.held_slots), self._pool.wave_experts
+        if count > limit:
+            raise ServiceError(ErrorCode.BAD_REQUEST, f"a look-up of {count} experts; this pool allows {limit}")
 
     def _check_ids(self, layer: int, expert_ids: tuple[int, ...]) -> None:
         layers, experts = self._pool.control.slot_table.shape
@@ -137,14 +152,16 @@ class ExpertService:
 
     def _detach(self) -> None:
         self._worker = None
-        self._scheduler.worker_lost()
+        for request in self._scheduler.worker_lost():
+            request.fail(ErrorCode.CANCELLED, "the worker let go of the pool")
         self._work.notify_all()
 
     # --- the pool's other user -----------------------------------------------------------------------------------
 
     def _look(self) -> WorkerView:
         control = self._pool.control
-        return WorkerView(control.worker_clock, control.busy, self._worker is not None, time.monotonic())
+        now = time.monotonic()  # first, so that the flags are never older than the time they are said to be of
+        return WorkerView(control.worker_clock, control.busy, self._worker is not None, now)
 
     def _observe_uses(self) -> None:
         """Hits cost no message: the policy learns of them from the worker's counts."""
@@ -168,7 +185,7 @@ class ExpertService:
     def _take(self) -> Load[Request] | None:
         """The next load, waited for; None when the service stops."""
         with self._lock:
-            while not self._context.stopping:
+            while not self._is_stopping:
                 load = self._scheduler.next()
                 if load is not None:
                     return load
@@ -200,26 +217,27 @@ class ExpertService:
     # --- the main thread -----------------------------------------------------------------------------------------
 
     def warm(self) -> None:
-        """Read the experts that were hottest when the service last stopped, in the order of their files."""
+        """Read the experts that were hottest when the service last stopped, in the order of their files.
+
+        The readers must run and nobody else ask. One that cannot be read is left out.
+        """
         if self._heat_path is None:
             return
         uses = load_heat(self._heat_path, self._fingerprint, self._pool.layers, self._pool.experts)
-        hottest = sorted(uses, key=lambda key: -uses[key])[: self._pool.num_slots]
-        staging = Staging()
-        for count, key in enumerate(sorted(hottest), 1):
-            if self._context.stopping:
+        hottest = sorted(uses, key=lambda key: -uses[key])[: self._pool.num_slots - self._reserve]
+        with self._lock:
+            for key in sorted(hottest, key=self._place_on_disk):
+                # Old heat fades: it must not outweigh what is used now.
+                self._scheduler.warm(key, max(1, uses[key] // 2))
+            self._work.notify_all()
+        while left := self._scheduler.unfinished:
+            self._context.progress(f"warming the cache: {len(hottest) - left} of {len(hottest)} experts")
+            if self._context.wait(PROGRESS_S):
                 return
-            self._context.progress(f"warming the cache: expert {count} of {len(hottest)}")
-            self._warm_one(key, uses[key], staging)
 
-    def _warm_one(self, key: Key, uses: int, staging: Staging) -> None:
-        slot = self._slots.take()
-        assert slot is not None
-        plan = self._records.plan(key.layer, key.expert)
-        self._bytes_read += self._reader.read(plan, self._pool.slot(slot), staging)
-        # Old heat fades: it must not outweigh what is used now.
-        self._cache.put(key, slot, self._pool.slot_bytes, max(1, uses // 2))
-        self._pool.publish(key, slot)
+    def _place_on_disk(self, key: Key) -> tuple[Path, int]:
+        first = self._records.plan(key.layer, key.expert).extents[0]
+        return first.file, first.offset
 
     def run(self) -> None:
         """Until the context stops: watch the use counts, and save the heat now and then."""
@@ -233,6 +251,7 @@ class ExpertService:
 
     def stop(self) -> None:
         with self._lock:
+            self._is_stopping = True
             self._work.notify_all()
         for thread in self._threads:
             thread.join()

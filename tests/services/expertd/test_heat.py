@@ -21,7 +21,18 @@ def test_foreign_and_out_of_range_heat_is_ignored(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "content", [b"", b"{", b"[]", b'{"fingerprint": "f"}', b'{"fingerprint": "f", "uses": [[1]]}', b"\xff"]
+    "content",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b"\xff",
+        b"[" * 100_000,
+        b'{"fingerprint": "f"}',
+        b'{"fingerprint": "f", "uses": [[1]]}',
+        b'{"fingerprint": "f", "uses": [[0, 1, null]]}',
+        b'{"fingerprint": "f", "uses": [[0, 1, Infinity]]}',
+    ],
 )
 def test_a_damaged_file_is_ignored(tmp_path, content):
     (tmp_path / "heat.json").write_bytes(content)

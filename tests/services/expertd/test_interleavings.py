@@ -49,7 +49,9 @@ class World:
         self.loads: list[Load[int]] = []
         self.cache = ExpertCache(self.num_slots * SLOT_BYTES, POLICIES[rng.choice(sorted(POLICIES))]())
         self.slots = Slots(self.num_slots)
-        self.scheduler: Scheduler[int] = Scheduler(self.cache, self.slots, self, SLOT_BYTES, self.look)
+        self.scheduler: Scheduler[int] = Scheduler(
+            self.cache, self.slots, self, SLOT_BYTES, rng.randint(0, 2), self.look
+        )
         self.steps_done = 0
 
     # --- expertd's side --------------------------------------------------------------------------------------------
@@ -237,11 +239,18 @@ def test_no_look_up_ever_sees_foreign_bytes(block):
     assert explore_many(300, block * 300) >= 3
 
 
-def test_the_exploration_finds_a_slot_reused_too_early(monkeypatch):
-    """One tick less, and the memory system's delay is enough to break it."""
+HASTY_RULES = {
+    "one tick less": lambda r, w: w.clock > r.clock or (not w.is_busy and w.now >= r.time + IDLE_GRACE_S),
+    "an idle worker is taken at its word": lambda r, w: w.clock > r.clock + 1 or not w.is_busy,
+}
+
+
+@pytest.mark.parametrize("rule", HASTY_RULES)
+def test_the_exploration_finds_a_slot_reused_too_early(monkeypatch, rule):
+    """The delay of the memory system is enough to break a rule that is short by one step."""
 
     def hasty(self, worker: WorkerView) -> bool:
-        return not worker.is_attached or worker.clock >= self.clock or not worker.is_busy
+        return not worker.is_attached or HASTY_RULES[rule](self, worker)
 
     monkeypatch.setattr(slots_module._Retired, "is_free", hasty)
     with pytest.raises(AssertionError, match="computes with"):

@@ -1,11 +1,17 @@
 """Records come out right whatever their place in the file, and a changed file is an error with its name."""
 
 import errno
+import fcntl
 import mmap
 import os
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from services.expertd import reader as reader_module
 from services.expertd.reader import BLOCK, RecordReader, Staging
@@ -63,6 +69,30 @@ def test_nothing_is_written_outside_the_pieces_of_an_unaligned_record(file):
     assert not slot[250:].any()
 
 
+PARTS = st.lists(st.sampled_from([100, 512, BLOCK, BLOCK + 1, 2 * BLOCK]), min_size=1, max_size=6)
+
+
+@settings(max_examples=200, deadline=None)
+@given(PARTS, st.randoms(use_true_random=False), st.booleans())
+def test_parts_in_any_order_and_at_any_place_do_not_touch_each_other(parts, rng, aligned):
+    """Each part is a read of its own; in the file they may start at blocks and lie in another order."""
+    targets = [sum(parts[:i]) for i in range(len(parts))]
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "shard.safetensors"
+        path.write_bytes(DATA.tobytes())
+        places = [rng.randrange(3) * BLOCK + (0 if aligned else rng.randrange(BLOCK)) for _ in parts]
+        order = rng.sample(range(len(parts)), len(parts))
+        slot = read(path, *((places[i], parts[i], [(0, targets[i], parts[i])]) for i in order), slot_bytes=13 * BLOCK)
+    expected = b"".join(DATA[place : place + n].tobytes() for place, n in zip(places, parts, strict=True))
+    assert slot[: len(expected)].tobytes() == expected
+
+
+def test_a_whole_aligned_record_goes_straight_into_its_slot(file, monkeypatch):
+    monkeypatch.setattr(Staging, "buffer", None)
+    slot = read(file, (BLOCK, 2 * BLOCK + 9, [(0, 0, 2 * BLOCK + 9)]))
+    assert np.array_equal(slot[: 2 * BLOCK + 9], DATA[BLOCK : 3 * BLOCK + 9])
+
+
 def change(path, how: str) -> None:
     if how == "truncated":
         os.truncate(path, BLOCK)
@@ -92,15 +122,32 @@ def test_a_record_beyond_the_end_is_an_error(file):
         read(file, (len(DATA) - 10, 20, [(0, 0, 20)]))
 
 
-def test_a_file_system_without_o_direct_is_said_once(file, monkeypatch, caplog):
+def refuse_at_open(monkeypatch, number: int) -> None:
     real_open = os.open
 
     def refusing(path, flags, *rest):
         if flags & os.O_DIRECT:
-            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL), str(path))
+            raise OSError(number, os.strerror(number), str(path))
         return real_open(path, flags, *rest)
 
     monkeypatch.setattr(reader_module.os, "open", refusing)
+
+
+def refuse_at_read(monkeypatch, number: int) -> None:
+    real_read = os.preadv
+
+    def refusing(descriptor, *rest):
+        if fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_DIRECT:
+            raise OSError(number, os.strerror(number))
+        return real_read(descriptor, *rest)
+
+    monkeypatch.setattr(reader_module.os, "preadv", refusing)
+
+
+@pytest.mark.parametrize("number", [errno.EINVAL, errno.ENOTSUP])
+@pytest.mark.parametrize("refuse", [refuse_at_open, refuse_at_read])
+def test_a_file_system_without_o_direct_is_said_once(file, monkeypatch, caplog, refuse, number):
+    refuse(monkeypatch, number)
     reader, slot = RecordReader(True), slot_of(BLOCK)
     second = file.with_name("other.safetensors")
     second.write_bytes(DATA.tobytes())
@@ -112,3 +159,37 @@ def test_a_file_system_without_o_direct_is_said_once(file, monkeypatch, caplog):
     assert [r.message for r in caplog.records if "O_DIRECT" in r.message] == [
         f"no O_DIRECT here, reading through the page cache file={file}"
     ]
+
+
+def test_a_drive_that_cannot_read_is_named(file, monkeypatch):
+    refuse_at_read(monkeypatch, errno.EIO)
+    with pytest.raises(CheckpointError, match=r"shard\.safetensors: cannot read layers\.0\.\S+ \(Input/output"):
+        read(file, (0, 100, [(0, 0, 100)]))
+
+
+def test_reads_that_come_in_parts(file, monkeypatch):
+    real_read = os.preadv
+    monkeypatch.setattr(reader_module.os, "preadv", lambda fd, buffers, at: real_read(fd, [buffers[0][:BLOCK]], at))
+    slot = read(file, (1, 3 * BLOCK, [(0, 0, 3 * BLOCK)]))
+    assert np.array_equal(slot[: 3 * BLOCK], DATA[1 : 3 * BLOCK + 1])
+
+
+def test_nothing_is_left_open(file):
+    before = os.listdir("/proc/self/fd")
+    read(file, (0, 100, [(0, 0, 100)]))
+    assert os.listdir("/proc/self/fd") == before
+
+
+def test_many_threads_share_one_descriptor(file):
+    reader = RecordReader(True)
+    before = len(os.listdir("/proc/self/fd"))
+
+    def run(offset: int) -> bytes:
+        slot = slot_of(BLOCK)
+        reader.read(plan(file, (offset, 999, [(0, 0, 999)])), slot, Staging())
+        return slot[:999].tobytes()
+
+    with ThreadPoolExecutor(8) as threads:
+        assert list(threads.map(run, range(0, 16000, 41))) == [DATA[o : o + 999].tobytes() for o in range(0, 16000, 41)]
+    assert len(os.listdir("/proc/self/fd")) == before + 1
+    reader.close()

@@ -1,0 +1,261 @@
+"""What is read next, into which slot, and who may go on: without clock, disk or sockets."""
+
+import pytest
+
+from services.expertd.cache import ExpertCache
+from services.expertd.policy import Key, Lru
+from services.expertd.scheduler import HINT_SHARE, Scheduler, Urgency
+from services.expertd.slots import Slots, WorkerView
+
+SLOT_BYTES = 10
+
+
+class Bench:
+    """A scheduler, the table that it writes, and a worker that is whatever the test says."""
+
+    def __init__(self, num_slots: int, reserve: int = 0) -> None:
+        self.table: dict[Key, int] = {}
+        self.clock, self.busy, self.attached, self.now = 0, True, True, 0.0
+        self.slots = Slots(num_slots)
+        self.cache = ExpertCache(num_slots * SLOT_BYTES, Lru())
+        self.scheduler: Scheduler[str] = Scheduler(self.cache, self.slots, self, SLOT_BYTES, reserve, self.look)
+
+    def look(self) -> WorkerView:
+        return WorkerView(self.clock, self.busy, self.attached, self.now)
+
+    def publish(self, key: Key, slot: int) -> None:
+        assert slot not in self.table.values()
+        self.table[key] = slot
+
+    def withdraw(self, key: Key) -> None:
+        del self.table[key]
+
+    def ask(self, token: str, layer: int, *ids: int, held: tuple[int, ...] = (), ahead: bool = False) -> bool:
+        return self.scheduler.fetch(token, layer, ids, held, self.clock + ahead, ahead)
+
+    def hint(self, layer: int, *ids: int) -> None:
+        self.scheduler.hint(layer, ids)
+
+    def start(self) -> tuple[int, int] | None:
+        """Start the next load; its layer and expert."""
+        self.load = self.scheduler.next()
+        return None if self.load is None else (self.load.key.layer, self.load.key.expert)
+
+    def run(self) -> list[tuple[int, int]]:
+        """Start and finish loads until none can be started; what was read."""
+        read = []
+        while (key := self.start()) is not None:
+            read.append(key)
+            self.scheduler.finish(self.load, True)
+        return read
+
+    def fill(self, layer: int) -> None:
+        """Every slot resident, the worker's look-ups done long ago."""
+        for first in range(0, self.slots.num_slots, 2):
+            self.ask("", layer, first, first + 1)
+            self.run()
+        self.clock += 3
+
+
+def test_a_miss_is_read_published_and_answered():
+    bench = Bench(4)
+    assert bench.ask("a", 0, 1, 2) is False
+    assert bench.start() == (0, 1)
+    assert bench.table == {}
+    assert bench.scheduler.finish(bench.load, True) == []
+    assert bench.start() == (0, 2)
+    assert bench.scheduler.finish(bench.load, True) == ["a"]
+    assert set(bench.table) == {Key(0, 1), Key(0, 2)}
+    assert bench.ask("b", 0, 1, 2) is True
+
+
+def test_demand_goes_before_ahead_before_hints_before_warming():
+    bench = Bench(8)
+    bench.scheduler.warm(Key(3, 0), 5)
+    bench.hint(2, 0)
+    bench.ask("later", 1, 0, ahead=True)
+    bench.ask("now", 0, 0)
+    assert bench.run() == [(0, 0), (1, 0), (2, 0), (3, 0)]
+
+
+def test_nothing_less_urgent_takes_the_slot_that_demand_waits_for():
+    bench = Bench(2)
+    bench.ask("ahead", 1, 0, 1, ahead=True)
+    assert [bench.start(), bench.start()] == [(1, 0), (1, 1)]
+    loads = [bench.load]
+    bench.ask("now", 0, 5)
+    bench.hint(2, 0)
+    assert bench.start() is None
+    assert bench.scheduler.finish(loads[0], False) == ["ahead"]
+    assert bench.start() == (0, 5)
+
+
+def test_demand_joins_a_queued_prefetch_and_makes_it_urgent():
+    bench = Bench(8)
+    bench.ask("ahead", 1, 0, ahead=True)
+    bench.hint(2, 7)
+    bench.ask("now", 2, 7)
+    assert bench.scheduler.queued(Urgency.HINT) == 0
+    assert bench.run() == [(2, 7), (1, 0)]
+    counters = bench.scheduler.counters
+    assert (counters.misses, counters.late_hits, counters.prefetched) == (1, 0, 1)
+
+
+def test_demand_joins_a_prefetch_in_flight_as_a_late_hit():
+    bench = Bench(8)
+    bench.hint(2, 7)
+    assert bench.start() == (2, 7)
+    bench.ask("now", 2, 7)
+    assert bench.start() is None
+    assert bench.scheduler.finish(bench.scheduler._loads[Key(2, 7)], True) == ["now"]
+    counters = bench.scheduler.counters
+    assert (counters.misses, counters.late_hits, counters.prefetched) == (0, 1, 1)
+
+
+def test_what_arrived_since_the_worker_looked_is_a_late_hit_and_no_second_use():
+    bench = Bench(8)
+    bench.hint(2, 7)
+    bench.run()
+    assert bench.ask("now", 2, 7) is True
+    assert bench.scheduler.counters.late_hits == 1
+    assert bench.cache.uses() == {Key(2, 7): 1}
+
+
+def test_looking_ahead_counts_nothing():
+    bench = Bench(8)
+    bench.ask("ahead", 0, 1, 2, ahead=True)
+    counters = bench.scheduler.counters
+    assert (counters.misses, counters.late_hits) == (0, 0)
+
+
+def test_two_requests_for_one_record_are_one_read_and_both_end():
+    bench = Bench(8)
+    bench.ask("ahead", 0, 1, ahead=True)
+    bench.ask("now", 0, 1)
+    assert bench.start() == (0, 1)
+    assert sorted(bench.scheduler.finish(bench.load, True)) == ["ahead", "now"]
+    assert bench.start() is None
+
+
+def test_a_failure_ends_only_the_requests_that_wait_for_it_and_returns_the_slot():
+    bench = Bench(2)
+    bench.ask("ahead", 1, 4, ahead=True)
+    bench.ask("now", 0, 5)
+    assert bench.start() == (0, 5)
+    assert bench.scheduler.finish(bench.load, False) == ["now"]
+    assert (bench.scheduler.counters.read_errors, bench.slots.num_free) == (1, 2)
+    assert Key(0, 5) not in bench.table
+    assert bench.start() == (1, 4)
+    assert bench.scheduler.finish(bench.load, True) == ["ahead"]
+
+
+def test_other_records_of_a_failed_request_arrive_all_the_same():
+    bench = Bench(4)
+    bench.ask("now", 0, 1, 2)
+    bench.start()
+    assert bench.scheduler.finish(bench.load, False) == ["now"]
+    assert bench.run() == [(0, 2)]
+    assert set(bench.table) == {Key(0, 2)}
+
+
+def test_a_standing_workers_misses_take_any_slot_but_those_it_holds_at_once():
+    bench = Bench(4)
+    bench.fill(0)
+    held = (bench.table[Key(0, 0)], bench.table[Key(0, 1)])
+    bench.ask("now", 1, 5, 6, held=held)
+    assert bench.run() == [(1, 5), (1, 6)]
+    assert set(bench.table) == {Key(0, 0), Key(0, 1), Key(1, 5), Key(1, 6)}
+
+
+def test_what_a_look_up_has_got_is_not_given_up_for_its_other_misses():
+    bench = Bench(4)
+    bench.fill(0)
+    bench.ask("now", 1, 0, 1, 2, 3)
+    assert bench.run() == [(1, 0), (1, 1), (1, 2), (1, 3)]
+    assert all(Key(1, e) in bench.table for e in range(4))
+
+
+def test_a_pin_ends_with_its_clock_however_far_it_was_set():
+    bench = Bench(2)
+    bench.scheduler.fetch("ahead", 0, (0, 1), (), 10**9, True)
+    bench.run()
+    bench.hint(1, 0)
+    assert bench.start() is None
+    bench.clock = 2
+    assert bench.start() is None  # retired now, free when the clock has passed
+    assert bench.slots.num_retired == 1
+    bench.clock = 4
+    assert bench.start() == (1, 0)
+
+
+def test_hints_never_flush_the_cache():
+    bench = Bench(16)
+    bench.fill(0)
+    bench.hint(1, *range(100))
+    assert bench.scheduler.queued(Urgency.HINT) == 16 // HINT_SHARE
+    for _ in range(100):
+        assert bench.start() is None
+    assert len(bench.cache) >= 16 - 16 // HINT_SHARE
+
+
+def test_many_hints_and_a_busy_worker_leave_demand_a_slot():
+    bench = Bench(8)
+    bench.fill(0)
+    bench.hint(1, *range(100))
+    for _ in range(100):
+        bench.start()
+    bench.ask("now", 2, 0, 1, 2, 3)
+    assert bench.run()[:4] == [(2, 0), (2, 1), (2, 2), (2, 3)]
+
+
+def test_a_reserve_lets_hints_start_at_once_and_grows_back():
+    bench = Bench(8, reserve=2)
+    bench.fill(0)
+    bench.start()
+    bench.clock += 3
+    assert bench.start() is None
+    assert bench.slots.num_free == 2
+    bench.hint(1, 0, 1)
+    assert [bench.start(), bench.start()] == [(1, 0), (1, 1)]
+    assert bench.start() is None
+    assert (bench.slots.num_free, bench.slots.num_retired) == (0, 2)
+    bench.clock += 2
+    bench.start()
+    assert bench.slots.num_free == 2
+
+
+def test_a_lost_worker_takes_its_wishes_and_pins_along_and_the_cache_stays():
+    bench = Bench(4)
+    bench.fill(0)
+    resident = dict(bench.table)
+    bench.ask("ahead", 1, 0, 1, ahead=True)
+    bench.ask("now", 1, 2, held=tuple(resident.values())[:1])
+    bench.hint(1, 3)
+    assert bench.start() == (1, 2)
+    flying = bench.load
+    bench.attached = False
+    assert sorted(bench.scheduler.worker_lost()) == ["ahead", "now"]
+    assert (bench.scheduler.unfinished, bench.scheduler.in_flight) == (1, 1)
+    assert bench.scheduler.finish(flying, True) == []
+    assert len(bench.cache) == 4
+    assert bench.start() is None
+    bench.attached = True
+    assert bench.ask("heir", 1, 2) is True
+    bench.ask("heir", 3, 0, 1, 2, 3)
+    assert len(bench.run()) == 4
+
+
+def test_warming_keeps_what_is_known_of_a_records_use():
+    bench = Bench(4)
+    bench.scheduler.warm(Key(0, 0), 9)
+    bench.run()
+    assert bench.cache.uses() == {Key(0, 0): 9}
+    assert bench.scheduler.counters.prefetched == 0
+
+
+@pytest.mark.parametrize("ids", [(), (1,)])
+def test_a_request_without_a_miss_is_answered_at_once(ids):
+    bench = Bench(4)
+    bench.hint(0, 1)
+    bench.run()
+    assert bench.ask("now", 0, *ids) is True
