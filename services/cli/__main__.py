@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 import typer
 
-from shared.errors import ErrorCode, ExitCode, IceboxError, PeerLost, ServiceError
+from shared.errors import ErrorCode, ExitCode, IceboxError, ServiceError
 
 # Each is a function of the same name in services.cli.<name>; shown in this order.
 COMMANDS = ("up", "wait", "chat", "status", "monitor", "logits", "synth", "verify", "pack", "plan", "doctor")
@@ -47,9 +47,11 @@ def _icebox() -> None:
 
 def exit_code(error: IceboxError) -> int:
     """What the shell gets: a refused request is the caller's mistake or misfortune, not a crash."""
-    if isinstance(error, ServiceError) and not isinstance(error, PeerLost):
-        return ExitCode.USAGE if error.code is ErrorCode.BAD_REQUEST else ExitCode.FAILED
-    return error.exit_code
+    if not isinstance(error, ServiceError):
+        return error.exit_code
+    return {ErrorCode.BAD_REQUEST: ExitCode.USAGE, ErrorCode.PEER_LOST: ExitCode.PEER_LOST}.get(
+        error.code, ExitCode.FAILED
+    )
 
 
 if __name__ == "__main__":

@@ -57,6 +57,9 @@ def ask_once(settings: Config, conversation: Conversation, question: str, *, as_
         client.connect()
         with interrupts() as is_interrupted:
             reply = client.ask(conversation.request(question), show, is_interrupted)
+    except ServiceError:
+        printer.break_line()
+        raise
     finally:
         client.close()
     if as_json:

@@ -43,8 +43,11 @@ class FrontClient:
         """Raises PeerLost, with advice, if the front does not answer."""
         try:
             self._client.connect(CONNECT_S)
-        except PeerLost as lost:
-            raise PeerLost(f"{lost.detail}; `icebox up` starts the services, `icebox wait` waits for them") from None
+        except PeerLost:
+            raise PeerLost(
+                f"the front does not answer in {self._config.run_dir}; `icebox up` starts the services, "
+                f"`icebox status` says what they do"
+            ) from None
 
     def ask(self, chat: Chat, on_chunk: Callable[[TextChunk], None], cancelled: Callable[[], bool]) -> Reply:
         """Stream an answer, the final chunk included; once `cancelled` says so the answer ends early.

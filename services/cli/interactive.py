@@ -98,7 +98,8 @@ class Terminal:
                 reply = self._client.ask(self._conversation.request(question), printer.chunk, is_interrupted)
         except ServiceError as error:
             self._is_connected = self._is_connected and not isinstance(error, PeerLost)
-            print(f"\n{error.detail}" if printer.answer.text else error.detail)
+            printer.break_line()
+            print(error.detail)
             return
         self._conversation.keep(question, printer.answer)
         self._last_cost = summary(reply)

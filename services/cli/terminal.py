@@ -56,10 +56,14 @@ class AnswerPrinter:
     def _end(self, chunk: TextChunk) -> None:
         if self._dims:
             self._write(_PLAIN)
-        if not self._at_line_start:
-            self._write("\n")
+        self.break_line()
         if chunk.tool_calls_json:
             self._write(f"tool calls: {harmless(chunk.tool_calls_json)}\n")
+
+    def break_line(self) -> None:
+        """What comes next begins a line, also after an answer that broke off."""
+        if not self._at_line_start:
+            self._write("\n")
 
     def _write(self, text: str) -> None:
         self.out.write(text)

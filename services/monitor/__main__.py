@@ -30,6 +30,8 @@ def main() -> int:
     args = parser.parse_args()
     if args.json and not args.once:
         parser.error("--json needs --once")
+    if not args.once and not sys.stdout.isatty():
+        parser.error("a live view needs a terminal; use --once")
     try:
         collector = Collector(load_config(args.config))
     except IceboxError as error:
@@ -59,8 +61,7 @@ def look(collector: Collector, *, as_json: bool) -> None:
 def watch(collector: Collector) -> None:
     """Redraw until Ctrl-C."""
     assert REFRESH_S < WINDOW_S
-    console = Console(highlight=False)
-    with Live(Text("listening ..."), console=console, screen=console.is_terminal, auto_refresh=False) as live:
+    with Live(Text("listening ..."), console=Console(highlight=False), screen=True, auto_refresh=False) as live:
         while True:
             collector.listen(REFRESH_S)
             live.update(render(collector.view()), refresh=True)

@@ -82,7 +82,8 @@ def _cache(cache: CacheView) -> list[str]:
 
 def _layer(layer: LayerView) -> Text:
     heat = layer.resident / layer.experts if layer.experts else 0.0
-    return Text(f"{layer.layer:3} {bar(heat)} {layer.resident:3}/{layer.experts} served {percent(layer.served):>6}")
+    served = layer.served_total if layer.served is None else layer.served
+    return Text(f"{layer.layer:3} {bar(heat)} {layer.resident:3}/{layer.experts} served {percent(served):>6}")
 
 
 def bar(share: float) -> str:

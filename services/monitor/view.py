@@ -48,12 +48,13 @@ class ServiceView:
 
 @dataclass(frozen=True, slots=True)
 class LayerView:
-    """`served` is the share of uses now that were no miss; None if the layer was not used."""
+    """`served` is the share of uses now that were no miss, `served_total` since the start; None without uses."""
 
     layer: int
     resident: int
     experts: int
     served: float | None
+    served_total: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,12 +183,13 @@ def _cache(window: Window) -> CacheView:
 
 
 def _layer(window: Window, layer: int) -> LayerView:
-    missed = _ratio(window.gained(f"misses.{layer}"), window.gained(f"uses.{layer}"))
+    misses, uses = f"misses.{layer}", f"uses.{layer}"
     return LayerView(
         layer=layer,
         resident=int(window.total(f"heat.{layer}")),
         experts=int(window.total("experts")),
-        served=None if missed is None else max(0.0, 1.0 - missed),
+        served=_rest(_ratio(window.gained(misses), window.gained(uses))),
+        served_total=_rest(_ratio(window.total(misses), window.total(uses))),
     )
 
 
@@ -225,6 +227,10 @@ def _front(window: Window) -> FrontView:
 
 def _ratio(part: float | None, whole: float | None) -> float | None:
     return part / whole if part is not None and whole else None
+
+
+def _rest(share: float | None) -> float | None:
+    return None if share is None else max(0.0, 1.0 - share)
 
 
 def _sum(first: float | None, second: float | None) -> float | None:

@@ -10,7 +10,7 @@ import time
 from contextlib import ExitStack
 
 import pytest
-from helpers.fake_worker import fake_service, fake_worker, make_checkpoint, saying, until
+from helpers.fake_worker import doomed_worker, fake_service, fake_worker, make_checkpoint, saying, until
 from helpers.icebox import ROOT, icebox, on_terminal
 from helpers.services import running, write_config
 
@@ -143,6 +143,20 @@ def test_once_is_ended_by_an_interrupt(config_path, worker, tokenizer):
     until(lambda: worker.num_cancelled == 1, "the worker is told")
 
 
+def test_once_with_a_worker_that_dies(nothing_runs):
+    """What came is kept, the error stands on a line of its own, and the exit status says what happened."""
+    load_config(nothing_runs).run_dir.mkdir(mode=0o700)
+    with doomed_worker(nothing_runs) as doomed, running(nothing_runs, "front"):
+        command = [sys.executable, "-m", "services.cli", "chat", "--once", "x", "--config", str(nothing_runs)]
+        with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+            said = process.stdout.read(1)
+            doomed.kill()
+            rest, errors = process.communicate(timeout=10)
+    assert process.returncode == 69
+    assert (said + rest).endswith("\n")
+    assert errors == "icebox: the worker went away while this request ran; it is not repeated\n"
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "complaint"),
     [
@@ -163,7 +177,7 @@ def test_refused_questions(config_path, worker, arguments, code, complaint):
 @pytest.mark.parametrize(
     ("arguments", "code", "complaint"),
     [
-        (["chat", "--once", "x"], 69, "no service answers at ipc://"),
+        (["chat", "--once", "x"], 69, "the front does not answer in"),
         (["status"], 1, ""),
         (["wait", "--timeout", "0.3"], 69, "no service answers in"),
     ],
@@ -327,7 +341,7 @@ def test_a_conversation_outlives_errors_and_the_front(nothing_runs, tokenizer):
             terminal.expect(PROMPT)
             services.kill("front")
             terminal.type("anyone?\r")
-            terminal.expect("went away|no service answers")
+            terminal.expect("went away|does not answer in")
             services.start("front")
             services.wait_ready("front")
             terminal.type("back?\r")

@@ -1,13 +1,10 @@
 """The monitor as a process: on nothing, on one service that comes and goes, and killed."""
 
 import json
-import signal
-import subprocess
-import sys
 
 import pytest
 from helpers.fake_worker import fake_service, make_checkpoint
-from helpers.icebox import ROOT, icebox, on_terminal
+from helpers.icebox import icebox, on_terminal
 from helpers.services import write_config
 
 from shared.config import load_config
@@ -63,15 +60,17 @@ def test_being_killed_changes_nothing_for_the_services(config_path):
     config = load_config(config_path)
     counter = Counter()
     with fake_service(config, "expertd", lambda: ("ready", ""), counter.values):
-        command = [sys.executable, "-m", "services.monitor", "--config", str(config_path)]
-        with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE) as monitor:
-            monitor.stdout.read(1)
-            monitor.send_signal(signal.SIGKILL)
+        with on_terminal("monitor", "--config", str(config_path)) as terminal:
+            terminal.expect("90.0% hits")
+            terminal.process.kill()
         view = json.loads(icebox("monitor", "--once", "--json", config=config_path).stdout)
     assert view["services"][0]["state"] == "ready"
     assert view["cache"]["uses"] > 0
 
 
-def test_json_needs_once(config_path):
-    run = icebox("monitor", "--json", config=config_path)
-    assert (run.returncode, "--json needs --once" in run.stderr) == (2, True)
+@pytest.mark.parametrize(
+    ("flags", "complaint"), [(["--json"], "--json needs --once"), ([], "a live view needs a terminal")]
+)
+def test_usage(config_path, flags, complaint):
+    run = icebox("monitor", *flags, config=config_path)
+    assert (run.returncode, complaint in run.stderr) == (2, True)

@@ -73,6 +73,7 @@ def test_cache_now_and_since_the_start():
     assert (cache.uses_per_s, cache.bytes_per_s, cache.evictions_per_s) == (200.0, 200_000.0, 40.0)
     assert (cache.pool_bytes, cache.queue_demand, cache.policy) == (40_960, 4, "lfu-aged")
     assert [(layer.resident, layer.experts, layer.served) for layer in cache.layers] == [(6, 16, 0.9), (2, 16, None)]
+    assert [layer.served_total for layer in cache.layers] == [0.9, None]
 
 
 def test_worker_now_and_since_the_start():
