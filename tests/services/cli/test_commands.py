@@ -251,10 +251,11 @@ def test_unknown_commands_and_options_are_usage_errors():
     assert icebox("status", "--nonsense").returncode == 2
 
 
-def test_logits_passes_everything_on():
-    run = icebox("logits", "--nonsense")
-    assert "services.worker.logits" in run.stderr
-    assert run.returncode != 0
+def test_logits_passes_everything_on(tmp_path):
+    """Options, --help and the exit status are the program's own."""
+    assert "--prefill N" in icebox("logits", "--help").stdout
+    run = icebox("logits", str(tmp_path), "--tokens", "no.json", "--prefill", "1", "--out", "x.safetensors")
+    assert (run.returncode != 0, "Traceback" in run.stderr, bool(run.stderr)) == (True, False, True)
 
 
 def test_a_command_imports_what_it_needs_and_no_more():
@@ -267,42 +268,45 @@ def test_a_command_imports_what_it_needs_and_no_more():
 # --- the conversation --------------------------------------------------------------------------------------------
 
 
-def test_a_conversation(config_path, worker, tokenizer, tmp_path):
+def say(terminal, line, *expected):
+    """Type a line, see what is expected, in this order, and the prompt again."""
+    terminal.type(line + "\r")
+    for pattern in (*expected, PROMPT):
+        terminal.expect(pattern)
+
+
+def leave(terminal):
+    terminal.type("\x04")
+    assert terminal.ends() == 0
+    assert "Traceback" not in terminal.shown
+
+
+def last_prompt(worker):
+    return b"".join(map(worker.tokenizer.token_bytes, worker.begun[-1].prompt_ids)).decode()
+
+
+def test_a_conversation(config_path, worker, tmp_path):
     with on_terminal("chat", "--config", str(config_path), "--seed", "1") as terminal:
         terminal.expect("/help lists commands")
         terminal.expect(PROMPT)
-        terminal.type("first question\r")
-        terminal.expect(re.escape(ANSWER))
-        terminal.expect("ended by stop")
-        terminal.expect("cache: ")
-        terminal.type("second\r")
-        terminal.expect(re.escape(ANSWER))
-        terminal.expect("cache: ")
-        prompt = tokenizer_text(tokenizer, worker.begun[-1].prompt_ids)
+        say(terminal, "first question", re.escape(ANSWER), "ended by stop", "cache: ")
+        say(terminal, "second", re.escape(ANSWER))
+        prompt = last_prompt(worker)
         assert prompt.count("<｜User｜>") == 2
         assert f"</think>{ANSWER}<｜end▁of▁sentence｜>" in prompt
-
-        terminal.type("/retry\r")
-        terminal.expect(re.escape(ANSWER))
-        terminal.expect("cache: ")
-        assert tokenizer_text(tokenizer, worker.begun[-1].prompt_ids) == prompt
-
-        terminal.type(f"/save {tmp_path / 'c.json'}\r")
-        terminal.expect("4 messages saved")
+        say(terminal, "/retry", re.escape(ANSWER))
+        assert last_prompt(worker) == prompt
+        say(terminal, f"/save {tmp_path / 'c.json'}", "4 messages saved")
         assert [m["role"] for m in json.loads((tmp_path / "c.json").read_text())] == ["user", "assistant"] * 2
-
-        terminal.type("/nonsense\r")
-        terminal.expect("there is no /nonsense")
-        terminal.type("/stats\r")
-        terminal.expect("ended by stop")
-        terminal.type("/clear\r")
-        terminal.expect("forgotten")
-        terminal.type("third\r")
-        terminal.expect("cache: ")
-        assert tokenizer_text(tokenizer, worker.begun[-1].prompt_ids).count("<｜User｜>") == 1
-        terminal.type("\x04")
-        assert terminal.ends() == 0
-    assert "Traceback" not in terminal.shown
+        say(terminal, "/save /nowhere/c.json", "/nowhere/c.json: cannot write")
+        say(terminal, "/nonsense", "there is no /nonsense")
+        say(terminal, "/stats", "ended by stop")
+        say(terminal, "/help", "forget the conversation")
+        say(terminal, "/clear", "forgotten")
+        say(terminal, "/retry", "nothing to ask again")
+        say(terminal, "third", re.escape(ANSWER))
+        assert last_prompt(worker).count("<｜User｜>") == 1
+        leave(terminal)
 
 
 def test_ctrl_c_cancels_the_answer_and_not_the_program(config_path, worker, tokenizer):
@@ -318,15 +322,13 @@ def test_ctrl_c_cancels_the_answer_and_not_the_program(config_path, worker, toke
         terminal.type("half a line\x03")
         terminal.expect(PROMPT)
         worker.script = saying(ANSWER, tokenizer)
-        terminal.type("again\r")
-        terminal.expect(re.escape(ANSWER))
-        terminal.expect("cache: ")
-        assert "half a line" not in tokenizer_text(tokenizer, worker.begun[-1].prompt_ids)
+        say(terminal, "again", re.escape(ANSWER))
+        assert "half a line" not in last_prompt(worker)
         terminal.type("\x1b[A")
         terminal.expect("again")
-        terminal.type("\x03\x04")
-        assert terminal.ends() == 0
-    assert "Traceback" not in terminal.shown
+        terminal.type("\x03")
+        terminal.expect(PROMPT)
+        leave(terminal)
 
 
 def test_a_conversation_outlives_errors_and_the_front(nothing_runs, tokenizer):
@@ -334,22 +336,13 @@ def test_a_conversation_outlives_errors_and_the_front(nothing_runs, tokenizer):
     with fake_worker(config, saying(ANSWER, tokenizer)), running(nothing_runs, "front") as services:
         with on_terminal("chat", "--config", str(nothing_runs)) as terminal:
             terminal.expect(PROMPT)
-            terminal.type("x " * 600 + "\r")
-            terminal.expect("model.max_context = 512")
-            terminal.type("short\r")
-            terminal.expect(re.escape(ANSWER))
-            terminal.expect(PROMPT)
+            say(terminal, "x " * 600, r"model\.max_context = 512")
+            say(terminal, "short", re.escape(ANSWER))
             services.kill("front")
-            terminal.type("anyone?\r")
-            terminal.expect("went away|does not answer in")
+            say(terminal, "anyone?", "went away|does not answer in")
             services.start("front")
             services.wait_ready("front")
-            terminal.type("back?\r")
-            terminal.expect(re.escape(ANSWER))
+            say(terminal, "back?", re.escape(ANSWER))
             terminal.type("/quit\r")
             assert terminal.ends() == 0
         assert "Traceback" not in terminal.shown
-
-
-def tokenizer_text(tokenizer, ids):
-    return b"".join(map(tokenizer.token_bytes, ids)).decode()

@@ -115,7 +115,14 @@ NOTE = CompletedCall("note", '{"text": "a"}')
             f"a <{DSML}x> b </{DSML}x> c{EOS}", ("", f"a <{DSML}x> b </{DSML}x> c", [], "stop"), id="block of text"
         ),
         pytest.param(
-            block(invoke("now"), f"</{DSML}parameter>"), ("", "", [NOW], "tool_calls"), id="stray closing tag"
+            block(invoke("now"), f"</{DSML}parameter>", invoke("now")),
+            ("", "", [NOW, NOW], "tool_calls"),
+            id="stray tag between calls",
+        ),
+        pytest.param(
+            block(invoke("note", f"</{DSML}parameter>", parameter("text", "a"))),
+            ("", "", [NOTE], "tool_calls"),
+            id="stray tag in a call",
         ),
         pytest.param(
             f'\n\n<{DSML}tool_calls>\n<{DSML}invoke name="now">\n</{DSML}tool_calls>',

@@ -1,5 +1,6 @@
 """The front as a process, with a worker of the test's own."""
 
+import itertools
 import json
 import signal
 import subprocess
@@ -178,6 +179,13 @@ def test_reasoning_and_tool_calls_come_apart(client, worker, tokenizer):
     assert (made["type"], made["function"]) == ("function", {"name": "now", "arguments": "{}"})
     assert made["id"].startswith("call_")
     assert chunks[-1].finish_reason == "tool_calls"
+
+
+def test_a_worker_that_goes_on_after_its_calls_is_stopped(client, worker, tokenizer):
+    call = '<｜DSML｜tool_calls>\n<｜DSML｜invoke name="now">\n</｜DSML｜invoke>\n</｜DSML｜tool_calls>'
+    worker.script = lambda generate: itertools.chain(saying(call, tokenizer)(generate), Gate(tokenizer)(generate))
+    assert ask(client, chat())[-1].finish_reason == "tool_calls"
+    until(lambda: worker.num_cancelled == 1, "the worker hears of it")
 
 
 def test_cancel_ends_with_what_was_said(client, worker, tokenizer):

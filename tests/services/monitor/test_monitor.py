@@ -49,6 +49,8 @@ def test_lives_through_a_restart_and_leaves_on_ctrl_c(config_path):
             terminal.expect("2 of 9 files")
             terminal.expect("90.0% hits")
         terminal.expect(r"expertd\x1b\[0m\s+\x1b\[31mnot running")
+        # Its numbers go too: the last service's row is the last line.
+        terminal.expect(r"front\s*\x1b\[0m\s+\x1b\[31mnot running\x1b\[0m\s*\r\n\s*\r\n")
         with fake_service(config, "expertd", lambda: ("ready", ""), Counter().values):
             terminal.expect(r"expertd\x1b\[0m\s+\x1b\[32mready")
             terminal.type("\x03")
