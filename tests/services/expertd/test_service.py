@@ -1,15 +1,18 @@
 """expertd as a process, asked over its socket, on a real small checkpoint."""
 
+import json
 import shutil
 import signal
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from helpers.checkpoints import tiny_checkpoint
 from helpers.services import ROOT, Stack, running, shared_memory_names, write_config
 
 from shared.checkpoint.config import ModelConfig
 from shared.checkpoint.index import TensorIndex
+from shared.checkpoint.pack import pack
 from shared.checkpoint.records import ExpertRecords
 from shared.errors import ErrorCode, ExitCode, ServiceError
 from shared.memory.control_block import ControlBlock
@@ -23,6 +26,7 @@ from shared.protocol.messages import (
     PoolClosed,
     PoolOpened,
     PrefetchHint,
+    StatsSnapshot,
 )
 from shared.runtime.boot import make_identity
 from shared.stats import StatsSubscriber
@@ -82,14 +86,19 @@ def expertd(tmp_path: Path, checkpoint: Path = TINY, **sections):
         yield stack
 
 
-def stats(stack: Stack) -> dict[str, float]:
+def snapshot_of(stack: Stack) -> StatsSnapshot:
+    """Made after this call: a subscriber gets only what is published later."""
     subscriber = StatsSubscriber([stack.config.endpoint("expertd.stats")])
     try:
         snapshot = subscriber.poll(5.0)
         assert snapshot is not None
-        return snapshot.values
+        return snapshot
     finally:
         subscriber.close()
+
+
+def stats(stack: Stack) -> dict[str, float]:
+    return snapshot_of(stack).values
 
 
 def test_records_arrive_are_evicted_and_arrive_again(tmp_path):
@@ -129,7 +138,7 @@ def test_a_second_worker_another_checkpoint_and_strangers_are_refused(tmp_path):
         with pytest.raises(ServiceError, match="another checkpoint"):
             worker.client.call(OpenPool("something else", "cpu"), 5.0)
         worker.open()
-        with pytest.raises(ServiceError, match="another worker") as refusal:
+        with pytest.raises(ServiceError, match=r"another worker, connection [0-9a-f]+, holds the pool") as refusal:
             other.open()
         assert refusal.value.code is ErrorCode.NO_CAPACITY
         with pytest.raises(ServiceError, match="expert 16 is not one of 16"):
@@ -242,3 +251,156 @@ def test_sigterm_during_reads_ends_with_zero(tmp_path):
             worker.client.start(FetchExperts(layer, tuple(range(4)), layer))
         stack.processes["expertd"].send_signal(signal.SIGTERM)
         assert stack.processes["expertd"].wait(4.0) == ExitCode.OK
+
+
+@pytest.mark.parametrize(
+    ("message", "problem"),
+    [
+        (FetchExperts(0, (1, 1), 0), "names an expert twice"),
+        (FetchExperts(0, (0, 1, 2, 3, 4), 0), "a look-up of 5 experts; this pool allows 4"),
+        (FetchExperts(0, (0, 1, 2), 0, held_slots=(0, 1)), "a look-up of 5 experts; this pool allows 4"),
+        (FetchExperts(-1, (0,), 0), "layer -1 is not one of 7"),
+        (FetchExperts(0, (-1,), 0), "expert -1 is not one of 16"),
+    ],
+)
+def test_look_ups_that_could_never_end_are_refused_and_the_next_one_works(tmp_path, message, problem):
+    with expertd(tmp_path, cache={"bytes": 8 * SLOT_BYTES}) as stack:
+        worker = Worker(stack)
+        worker.open()
+        with pytest.raises(ServiceError, match=problem) as refusal:
+            worker.client.call(message, 5.0)
+        assert refusal.value.code is ErrorCode.BAD_REQUEST
+        worker.fetch(0, 0, 1, 2, 3)
+        worker.check(0, 3)
+
+
+def test_hints_with_wrong_ids_change_nothing(tmp_path):
+    with expertd(tmp_path) as stack:
+        worker = Worker(stack)
+        worker.open()
+        worker.client.send(PrefetchHint(9, (0,)))
+        worker.client.send(PrefetchHint(0, (99,)))
+        worker.fetch(0, 0)
+        assert stats(stack)["prefetched"] == 0
+
+
+def test_the_statistics_are_the_documented_ones_and_add_up(tmp_path):
+    with expertd(tmp_path) as stack:
+        worker = Worker(stack)
+        worker.open()
+        for layer, ids in ((0, (1, 2, 3)), (6, (15,))):
+            worker.control.uses[layer, list(ids)] += 1
+            worker.fetch(layer, *ids)
+        worker.control.uses[0, [1, 2]] += 1
+        snapshot = snapshot_of(stack)
+        values = snapshot.values
+        keys = [
+            "uses",
+            "misses",
+            "late_hits",
+            "prefetched",
+            "evictions",
+            "bytes_read",
+            "read_errors",
+            "io_seconds",
+            "queue_demand",
+            "queue_prefetch",
+            "in_flight",
+            "slots_total",
+            "slots_resident",
+            "slots_free",
+            "slots_retired",
+            "record_bytes",
+            "moe_layers",
+            "experts",
+        ]
+        assert set(keys) <= values.keys()
+        assert {f"{kind}.{layer}" for kind in ("heat", "uses", "misses") for layer in range(7)} <= values.keys()
+        assert {"policy", "direct", "checkpoint"} <= snapshot.labels.keys()
+        assert (values["uses"], values["misses"], values["late_hits"]) == (6, 4, 0)
+        assert [values[f"uses.{layer}"] for layer in range(7)] == [5, 0, 0, 0, 0, 0, 1]
+        assert [values[f"misses.{layer}"] for layer in range(7)] == [3, 0, 0, 0, 0, 0, 1]
+        assert [values[f"heat.{layer}"] for layer in range(7)] == [3, 0, 0, 0, 0, 0, 1]
+        assert values["slots_resident"] + values["slots_free"] + values["slots_retired"] == values["slots_total"]
+        assert (values["moe_layers"], values["experts"]) == (7, 16)
+        assert values["record_bytes"] == worker.records.layout.record_bytes
+
+
+def test_uses_that_cost_no_message_decide_what_stays(tmp_path):
+    """Favourites are only ever found in the table; a stream of others must not push them out."""
+    with expertd(tmp_path, cache={"bytes": 16 * SLOT_BYTES, "policy": "lfu"}) as stack:
+        worker = Worker(stack)
+        worker.open()
+        worker.fetch(0, 1, 2, 3, 4)
+        worker.control.uses[0, [1, 2, 3, 4]] += 20
+        for layer in range(1, 7):
+            for first in range(0, 16, 4):
+                worker.control.uses[layer, first : first + 4] += 1
+                worker.fetch(layer, *range(first, first + 4))
+        assert (worker.control.slot_table[0, 1:5] >= 0).all()
+        for expert in (1, 2, 3, 4):
+            worker.check(0, expert)
+
+
+def test_closing_the_pool_ends_what_the_worker_still_waits_for(tmp_path):
+    """Every look-up asked for gets its one answer, whether it was read in time or not."""
+    with expertd(tmp_path, cache={"bytes": 8 * SLOT_BYTES}, reader={"threads": 1}) as stack:
+        worker = Worker(stack)
+        worker.open()
+        asked = {worker.client.start(FetchExperts(layer, (0, 1, 2, 3), 0, is_ahead=True)) for layer in range(7)}
+        closing = worker.client.start(ClosePool())
+        answers = dict(worker.client.poll(5.0) for _ in range(8))
+        assert answers.pop(closing) == PoolClosed()
+        assert answers.keys() == asked
+        assert all(isinstance(a, ExpertsFetched) or a.code == ErrorCode.CANCELLED for a in answers.values())
+        worker.open()
+        worker.fetch(0, 5)
+        worker.check(0, 5)
+
+
+def test_a_hot_expert_that_cannot_be_read_does_not_stop_the_start(tmp_path):
+    checkpoint = tmp_path / "packed"
+    pack(tiny_checkpoint(), checkpoint)
+    index, config = TensorIndex.open(checkpoint), ModelConfig.from_dir(checkpoint)
+    extent = ExpertRecords(index, config).plan(3, 2).extents[0]
+    with extent.file.open("r+b") as file:
+        file.seek(extent.offset + 1000)
+        byte = file.read(1)[0]
+        file.seek(extent.offset + 1000)
+        file.write(bytes([byte ^ 1]))
+    heat = tmp_path / "run" / "heat.json"
+    heat.parent.mkdir(mode=0o700)
+    heat.write_text(json.dumps({"fingerprint": index.fingerprint, "uses": [[3, 2, 9], [0, 1, 9], [4, 0, 9]]}))
+    with expertd(tmp_path, checkpoint, cache={"save_heat": True}, reader={"verify": True}) as stack:
+        worker = Worker(stack, checkpoint)
+        worker.open()
+        worker.check(0, 1)
+        worker.check(4, 0)
+        assert worker.control.slot_table[3, 2] == -1
+        with pytest.raises(ServiceError, match=r"layers\.3\.ffn\.experts\.2 is damaged"):
+            worker.fetch(3, 2)
+
+
+def test_damaged_and_foreign_heat_is_a_line_in_the_log(tmp_path):
+    sections = {"cache": {"bytes": 8 * SLOT_BYTES, "save_heat": True}}
+    heat = tmp_path / "run" / "heat.json"
+    heat.parent.mkdir(mode=0o700)
+    for content, line in ((b"{", "damaged heat ignored"), (b'{"fingerprint": "x", "uses": []}', "another checkpoint")):
+        heat.write_bytes(content)
+        with expertd(tmp_path, **sections) as stack:
+            assert stack.log("expertd").count(line) == 1
+            assert stack.terminate("expertd") == ExitCode.OK
+            heat_after = json.loads(heat.read_text())
+            assert heat_after["uses"] == []
+
+
+def test_two_services_cannot_share_a_run_directory(tmp_path):
+    with expertd(tmp_path) as stack:
+        pid = stack.processes["expertd"].pid
+        second = Stack(stack.config_path)
+        second.start("expertd")
+        assert second.processes["expertd"].wait(20) == ExitCode.LOCKED
+        assert str(pid) in stack.log("expertd")
+        worker = Worker(stack)
+        worker.open()
+        worker.fetch(0, 0)
