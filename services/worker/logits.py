@@ -31,6 +31,12 @@ class InputError(IceboxError):
     exit_code = ExitCode.USAGE
 
 
+class OutputError(IceboxError):
+    """The output file could not be written, for a reason that showed only then."""
+
+    exit_code = ExitCode.FAILED
+
+
 @dataclass(frozen=True, slots=True)
 class Options:
     """The command line. `chunk` 0 takes the prefill whole."""
@@ -77,8 +83,9 @@ def run(options: Options) -> None:
     """Read, compute, write; what can be refused is refused before the weights are read.
 
     Raises:
-        InputError: an argument, the token file or the output file.
+        InputError: an argument, the token file or the place of the output file.
         CheckpointError: the checkpoint.
+        OutputError: the disk is full, say.
     """
     config = ModelConfig.from_dir(options.checkpoint)
     ids = read_ids(options.tokens, config)
@@ -147,7 +154,7 @@ def _write(path: Path, data: bytes) -> None:
         finally:
             partial.unlink(missing_ok=True)
     except OSError as error:
-        raise InputError(f"{path}: cannot write ({error.strerror})") from error
+        raise OutputError(f"{path}: cannot write ({error.strerror})") from error
 
 
 def _progress() -> Callable[[str], None]:
