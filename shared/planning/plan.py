@@ -1,11 +1,12 @@
 """The memory plan of one deployment on one machine: what stays resident, what the expert cache gets, and the verdict.
 
 Used by `icebox plan`, by `icebox doctor`, and by expertd when `cache.bytes` is "auto". Imports no torch, loads nothing;
-weights are counted in the types they are stored in.
+weights are counted in the types they are held in: a GPU's as stored, a CPU's in float32.
 """
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -89,7 +90,7 @@ def resolve_cache_bytes(config: Config, model_config: ModelConfig) -> int:
 
 def make_plan(config: Config, model: ModelConfig, machine: Machine) -> Plan:
     """Work everything out. Never raises for what does not fit: see `Plan.problems`."""
-    tensors = _tensor_bytes(model)
+    tensors = _tensor_bytes(model, config.worker.device)
     extra = sum(nbytes for name, nbytes in tensors.items() if name.startswith("mtp."))
     context = config.model.max_context
     parts = (
@@ -150,13 +151,22 @@ def _workspace_bytes(config: Config, model: ModelConfig) -> int:
     return tokens * WORKSPACE_STREAMS * model.hc_mult * model.hidden_size * 2
 
 
-def _tensor_bytes(model: ModelConfig) -> Mapping[str, int]:
-    """Sizes of every tensor that is not a routed expert's."""
-    return {
-        name: TensorSpec(name, dtype, shape).nbytes
-        for name, (dtype, shape) in expected_tensors(model).items()
-        if ".ffn.experts." not in name
-    }
+def _tensor_bytes(model: ModelConfig, device: str) -> Mapping[str, int]:
+    """What every tensor that is not a routed expert's takes in memory."""
+    specs = (TensorSpec(name, dtype, shape) for name, (dtype, shape) in expected_tensors(model).items())
+    size = _float32_bytes if device == "cpu" else _stored_bytes
+    return {spec.name: size(spec) for spec in specs if ".ffn.experts." not in spec.name}
+
+
+def _stored_bytes(spec: TensorSpec) -> int:
+    return spec.nbytes
+
+
+def _float32_bytes(spec: TensorSpec) -> int:
+    """A CPU's worker dequantises what it multiplies with once, and drops the scales; looked-up rows stay stored."""
+    if spec.dtype == "F8_E8M0":
+        return 0
+    return spec.nbytes if spec.dtype == "I64" or spec.name == "embed.weight" else 4 * math.prod(spec.shape)
 
 
 def _memory(config: Config, machine: Machine) -> tuple[str, int, int]:

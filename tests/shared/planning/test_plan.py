@@ -157,6 +157,15 @@ def test_the_gpus_bandwidth_counts_only_where_it_computes() -> None:
     assert make_plan(on_cpu, FULL, machine).cost.memory_bandwidth == machine.memory_speed
 
 
+def test_a_cpu_holds_its_dense_weights_in_float32() -> None:
+    config, machine = deployed("spark")
+    on_cpu = make_plan(replace(config, worker=replace(config.worker, device="cpu")), FULL, machine)
+    on_gpu = make_plan(config, FULL, machine)
+    per_weight = on_cpu.parts[0].nbytes / on_gpu.parts[0].nbytes
+    assert 2.5 < per_weight < 4
+    assert on_cpu.cost.dense_bytes > 3 * on_gpu.cost.dense_bytes
+
+
 def test_the_dspark_checkpoint_plans_too() -> None:
     published = published_config("full") | {"dspark_block_size": 5}
     published["compress_ratios"] += [0, 0]
