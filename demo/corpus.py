@@ -28,7 +28,7 @@ _OWN, _OTHERS = 16, 2
 
 Task = Callable[..., Conversation]
 _MIXTURE: tuple[tuple[Task, float], ...] = (
-    (tasks.arithmetic, 7.0),
+    (tasks.arithmetic, 14.0),
     (tasks.letters, 1.5),
     (tasks.small_talk, 1.0),
     (tasks.storytelling, 2.0),
@@ -84,7 +84,7 @@ class Renderer:
 
 def short_conversation(rng: Random) -> Conversation:
     task = rng.choices([t for t, _ in _MIXTURE], [w for _, w in _MIXTURE])[0]
-    if rng.random() < 0.22:
+    if rng.random() < 0.25:
         return recall.planted(rng, rng.randrange(1, 7), rng.randrange(2, 20), rng.randrange(1, 6))
     return task(rng, evaluation=False)
 

@@ -209,14 +209,14 @@ def blockwise_attention(
     blocks = raw.unflatten(1, (-1, WINDOW))
     pairs = torch.cat((F.pad(blocks, (0, 0, 0, 0, 1, 0))[:, :-1], blocks), 2)  # [b, n, 2w, d]
     queries = query.unflatten(2, (-1, WINDOW))  # [b, h, n, w, d]
-    near = (queries @ pairs.transpose(-1, -2).unsqueeze(1)).float() * scaling
+    near = (queries * scaling) @ pairs.transpose(-1, -2).unsqueeze(1)
     near = near.masked_fill(~_near_mask(blocks.shape[1], query.device), float("-inf")).flatten(2, 3)
     scores = [near]
     if entries.shape[1]:
-        far = (query @ entries.transpose(-1, -2).unsqueeze(1)).float() * scaling
+        far = (query * scaling) @ entries.transpose(-1, -2).unsqueeze(1)
         scores.append(far.masked_fill(~_far_mask(length, entries.shape[1], query.device), float("-inf")))
-    sink = module.sinks.float().view(1, -1, 1, 1).expand(query.shape[0], -1, length, 1)
-    weights = torch.cat((*scores, sink), -1).softmax(-1).to(query.dtype)
+    sink = module.sinks.to(query.dtype).view(1, -1, 1, 1).expand(query.shape[0], -1, length, 1)
+    weights = torch.cat((*scores, sink), -1).softmax(-1)
     if getattr(module, "records", False):
         module.seen = weights[..., 2 * WINDOW : -1].float().sum(1).detach()
     out = (weights[..., : 2 * WINDOW].unflatten(2, (-1, WINDOW)) @ pairs.unsqueeze(1)).flatten(2, 3)

@@ -52,7 +52,7 @@ def _fp4_split(weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 def fp4_codes(weight: Tensor) -> tuple[Tensor, Tensor]:
     """[.., in] -> int8 [.., in/2], the even element in the low half, and scale bytes uint8 [.., in/32]."""
     codes, negative, exponents = _fp4_split(weight)
-    nibbles = (codes + 8 * negative).flatten(-2)
+    nibbles = (codes | (negative.to(torch.uint8) << 3)).flatten(-2)
     packed = nibbles[..., 0::2] | (nibbles[..., 1::2] << 4)
     return packed.view(torch.int8), (exponents[..., 0] + 127).to(torch.uint8)
 

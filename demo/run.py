@@ -22,6 +22,9 @@ PROMPTS = (
     "What is 37 + 45?",
     "Who are you?",
 )
+NUM_SERVICES = 3
+# honcho's own exit status after SIGTERM.
+HONCHO_TERMINATED = 128 + signal.SIGTERM
 # honcho kills what has not left 5 s after its SIGTERM.
 STOP_TIMEOUT_S = 8.0
 
@@ -68,8 +71,9 @@ class Honcho:
             self.process.wait()
 
     def report(self, left_in_shm: set[str]) -> int:
-        if self.process.returncode != 0:
-            return _failed(self, f"honcho ended with status {self.process.returncode}")
+        ends = self.log.read_text(encoding="utf-8", errors="replace").count("stopped exit=0")
+        if self.process.returncode != HONCHO_TERMINATED or ends != NUM_SERVICES:
+            return _failed(self, f"{ends} of {NUM_SERVICES} services ended well, honcho with {self.process.returncode}")
         if left_in_shm:
             return _failed(self, f"left in /dev/shm: {', '.join(sorted(left_in_shm))}")
         print("All three services stopped cleanly; nothing is left running.")

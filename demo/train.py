@@ -22,12 +22,14 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from demo.corpus import LONG, SHORT
+from demo.export import read_masters
 from demo.feed import Check, Feed
 from demo.model import build, config, prepare, use_indexers
 from demo.mtp import MtpBlock
 from demo.optimiser import Optimiser
 
-BATCHES = {SHORT: 64, LONG: 10}
+BATCHES = {SHORT: 65, LONG: 10}
+EARLY_SINKHORN = 6
 MUON_RATE, ADAM_RATE = 0.02, 3e-3
 PART_BYTES = 15_000_000
 
@@ -40,6 +42,7 @@ class Plan:
     decay: float = 0.45
     quantise: float = 0.55
     freeze: float = 0.88
+    first_long: float = 0.15
 
     def rate(self, share: float) -> float:
         """Factor of the learning rates: warm-up, plateau, linear decay to a twentieth."""
@@ -49,12 +52,12 @@ class Plan:
 
     def long_share(self, share: float) -> float:
         """How many of the steps take long rows."""
-        return 0.15 + 0.4 * min(1.0, share / 0.4)
+        return self.first_long + (0.55 - self.first_long) * min(1.0, share / 0.4)
 
 
 class Trainer:
     def __init__(self, args: argparse.Namespace) -> None:
-        self.plan = Plan(args.seconds)
+        self.plan = Plan(args.seconds) if args.resume is None else Plan(args.seconds, 0.02, 0.4, 0.82, 0.5)
         self.out = Path(args.out)
         self.out.mkdir(parents=True, exist_ok=True)
         self.started = time.monotonic()
@@ -66,14 +69,13 @@ class Trainer:
         made._attn_implementation, made._experts_implementation = "blockwise", args.experts
         self.model = build(args.seed, made)
         prepare(self.model)
+        if args.resume is not None:
+            self.model.load_state_dict(read_masters(args.resume), strict=False)
         self.model.to(self.device)
         self.backbone = Optimiser(_named(self.model, "", lambda name: "indexer" not in name))
         _to_bfloat16(self.model)
         self.backbone.publish()
         self.checks = [(Check(length, 32, 0, self.device), length) for length in BATCHES]
-        if args.compile:
-            for layer in self.model.model.layers:
-                layer.compile(dynamic=False)
         self.random = Random(args.seed)
         self.step = 0
         self.tokens = 0
@@ -113,7 +115,7 @@ class Trainer:
         losses: dict[int, list[Tensor]] = {SHORT: [], LONG: []}
         noted, checked = time.monotonic(), time.monotonic()
         while (share := self.share) < self.plan.freeze:
-            self.backbone.quantised = share > self.plan.quantise
+            self._set_precision(share > self.plan.quantise)
             length = LONG if self.random.random() < self.plan.long_share(share) else SHORT
             ids, weights = self.feed.next(length)
             loss = _weighted(self.logits(ids)[:, :-1], ids[:, 1:], weights[:, 1:])
@@ -129,10 +131,17 @@ class Trainer:
                 means = {str(n): round(torch.stack(v).mean().item(), 4) for n, v in losses.items() if v}
                 losses = {SHORT: [], LONG: []}
                 self.log(loss=means, rate=round(factor, 3), quantised=self.backbone.quantised)
-            if time.monotonic() - checked > 45:
+            if time.monotonic() - checked > 60:
                 checked = time.monotonic()
                 self.check()
                 self.save()
+
+    def _set_precision(self, final: bool) -> None:
+        """At first plain bfloat16 and a Sinkhorn loop cut short, in the end what the checkpoint will compute with."""
+        self.backbone.quantised = final
+        for module in self.model.modules():
+            if hasattr(module, "hc_sinkhorn_iters"):
+                module.hc_sinkhorn_iters = self.model.config.hc_sinkhorn_iters if final else EARLY_SINKHORN
 
     @torch.no_grad()
     def check(self) -> None:
@@ -158,11 +167,9 @@ class Trainer:
     # --- frozen backbone -----------------------------------------------------------------------------------------
 
     def train_rest(self) -> None:
-        """The MTP block, and the indexers towards what attention really looked at, both in eager mode."""
+        """The MTP block, and the indexers towards what attention really looked at."""
         self.model.requires_grad_(False)
         self.model.zero_grad(set_to_none=True)
-        for layer in self.model.model.layers:
-            layer._compiled_call_impl = None
         sparse = use_indexers(self.model)
         indexers = {f"layers.{a.layer_idx}": a.compressor.indexer for a in sparse}
         block = MtpBlock(self.model.config)
@@ -177,7 +184,7 @@ class Trainer:
         self.block = block
         for module in indexers.values():
             module.requires_grad_(True)
-        noted = time.monotonic()
+        noted = saved = time.monotonic()
         losses: dict[str, list[Tensor]] = {"mtp": [], "index": []}
         while (share := self.share) < 1.0:
             length = LONG if self.step % 3 == 0 else SHORT
@@ -195,6 +202,9 @@ class Trainer:
                 noted = time.monotonic()
                 self.log(**{k: round(torch.stack(v).mean().item(), 4) for k, v in losses.items() if v})
                 losses = {"mtp": [], "index": []}
+            if time.monotonic() - saved > 20:
+                saved = time.monotonic()
+                self.save()
 
     def _mtp_loss(self, ids: Tensor, weights: Tensor) -> Tensor:
         with torch.no_grad():
@@ -263,9 +273,9 @@ def _stays_float(name: str) -> bool:
 
 
 def _to_bfloat16(root: nn.Module) -> None:
-    """Everything but mixing, norms and sinks computes in bfloat16."""
+    """Everything but mixing and sinks computes in bfloat16."""
     for name, parameter in root.named_parameters():
-        if not _stays_float(name) and "norm" not in name:
+        if not _stays_float(name):
             parameter.data = parameter.data.bfloat16()
 
 
@@ -278,11 +288,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=1200)
     parser.add_argument("--out", required=True)
+    parser.add_argument("--resume", type=Path, help="begin with these masters and let the rates decay at once")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--device", default="cuda")
-    parser.add_argument("--processes", type=int, default=14)
+    parser.add_argument("--processes", type=int, default=11)
     parser.add_argument("--experts", default="grouped_mm")
-    parser.add_argument("--compile", action=argparse.BooleanOptionalAction, default=True)
     trainer = Trainer(parser.parse_args())
     trainer.train_backbone()
     trainer.check()
@@ -290,7 +300,7 @@ def main() -> None:
     trainer.train_rest()
     trainer.save()
     trainer.log(done=True)
-    (trainer.out / "done").touch()
+
 
 
 if __name__ == "__main__":
