@@ -107,7 +107,7 @@ def decode(data: bytes) -> object:
     """The message in these bytes. Raises ProtocolError, and nothing else, if there is none."""
     try:
         array = msgpack.unpackb(data, use_list=False, raw=False, strict_map_key=True)
-    except Exception as error:  # msgpack raises a dozen types for a dozen kinds of garbage
+    except Exception as error:  # the promise must not depend on which types msgpack chooses to raise
         raise ProtocolError(f"not msgpack: {type(error).__name__}: {error}") from error
     if type(array) is not tuple or not array or type(array[0]) is not int:
         raise ProtocolError("not a message: expected an array that starts with a tag")

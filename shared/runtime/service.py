@@ -80,6 +80,7 @@ class _Supervisor:
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._older_threads = set(threading.enumerate())
         self._thread = threading.Thread(target=self._run_main, name=f"{name} main", daemon=True)
+        self._stopper = threading.Thread(target=self._context.request_stop, name="on_stop callbacks", daemon=True)
 
     def run(self) -> int:
         with self._hooks():
@@ -141,12 +142,13 @@ class _Supervisor:
         self._deadline = time.monotonic() + SHUTDOWN_S - LAST_WORDS_S
         if reason is not None:
             log.info("stopping reason=%s", reason)
-        threading.Thread(target=self._context.request_stop, name="stop", daemon=True).start()
+        self._stopper.start()
 
     def _join_others(self) -> None:
-        """Threads that the service left behind would keep the interpreter from ending; daemons do not, and most are."""
+        """Let on_stop callbacks end, and threads that the service left behind and that would keep the interpreter."""
         assert self._deadline is not None
-        others = [t for t in threading.enumerate() if not t.daemon and t not in self._older_threads]
+        left = [t for t in threading.enumerate() if not t.daemon and t not in self._older_threads]
+        others = [self._stopper, *left]
         for thread in others:
             thread.join(max(0.0, self._deadline - time.monotonic()))
         if alive := [t for t in others if t.is_alive()]:

@@ -175,11 +175,11 @@ class BlockingClient:
 
     def _take(self, request_id: int) -> object | None:
         """The final reply of this request, if it has arrived; parts of a stream before it are dropped."""
-        for event in self._inbox:
-            if event[0] == request_id and is_final(event[1]):
-                self._inbox = deque(e for e in self._inbox if e[0] != request_id)
-                return event[1]
-        return None
+        mine = [msg for i, msg in self._inbox if i == request_id]
+        if not mine:
+            return None
+        self._inbox = deque(event for event in self._inbox if event[0] != request_id)
+        return mine[-1] if is_final(mine[-1]) else None
 
     def _abandon(self, request_id: int) -> None:
         with contextlib.suppress(ServiceError):  # the time-out is the news

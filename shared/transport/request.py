@@ -21,8 +21,8 @@ class _State(Enum):
     CLOSED = auto()  # by the server: the peer is gone, the handler raised, or the server stops
 
 
-# (request, encoded reply, is it the final one)
-Post = Callable[["Request", bytes, bool], None]
+# (request, encoded reply, is it the final one) -> False if a part of a stream does not fit any more
+Post = Callable[["Request", bytes, bool], bool]
 
 
 class Request:
@@ -64,12 +64,14 @@ class Request:
     def close(self, code: ErrorCode, detail: str) -> None:
         """The server's own end of a request that the service has not answered; does nothing to an answered one."""
         with self._lock:
-            if self._state is not _State.OPEN:
-                return
-            self._state = _State.CLOSED
-            self.cancelled.set()
-            if not self.one_way:
-                self._post(self, encode(ErrorReply(code.value, detail)), True)
+            if self._state is _State.OPEN:
+                self._close(code, detail)
+
+    def _close(self, code: ErrorCode, detail: str) -> None:
+        self._state = _State.CLOSED
+        self.cancelled.set()
+        if not self.one_way:
+            self._post(self, encode(ErrorReply(code.value, detail)), True)
 
     def _send(self, msg: object, final: bool) -> None:
         expected = spec_of(self.message).reply
@@ -82,4 +84,5 @@ class Request:
                 return
             if final:
                 self._state = _State.ANSWERED
-            self._post(self, body, final)
+            if not self._post(self, body, final):
+                self._close(ErrorCode.NO_CAPACITY, "the answer comes faster than it can be sent")

@@ -37,10 +37,11 @@ from shared.transport.sockets import (
 log = logging.getLogger(__name__)
 
 MAX_OPEN_REQUESTS = 1024
-# Replies kept for a peer that does not read, before its streams are ended.
+# Replies that wait, for one peer to read or for all to be sent, before streams are ended.
 MAX_BACKLOG = 4096
-# Messages taken in one go, so that a flood does not keep replies from leaving.
+# Messages taken, and replies sent, in one go: neither a flood of requests nor a fast stream keeps the rest waiting.
 RECEIVE_BURST = 64
+SEND_BURST = 256
 RETRY_S = 0.005
 # A monitor says that somebody left, not who: every peer is then probed. zmq forgets the peer a moment after the event.
 PROBE_DELAYS_S = (0.0, 0.002, 0.01, 0.05)
@@ -156,7 +157,8 @@ class Server:
     def _end_open_requests(self) -> None:
         for request in list(self._open.values()):
             request.close(ErrorCode.DRAINING, f"{self._identity.service} is stopping")
-        self._send_posted()
+        while self._posted:  # ends: with every request closed, nobody posts
+            self._send_posted()
         self._send_backlogs()
 
     # --- receiving -----------------------------------------------------------------------------------------------
@@ -239,16 +241,19 @@ class Server:
 
     # --- sending -------------------------------------------------------------------------------------------------
 
-    def _post(self, request: Request, body: bytes, final: bool) -> None:
+    def _post(self, request: Request, body: bytes, final: bool) -> bool:
         """Called by requests, in any thread, under the request's lock; so nothing here may close a request."""
         if threading.get_ident() == self._thread.ident and not self._posted:
             self._forward(request, body, final)
+        elif not final and len(self._posted) >= MAX_BACKLOG:
+            return False
         else:
             self._posted.append((request, body, final))
             os.eventfd_write(self._wake, 1)
+        return True
 
     def _send_posted(self) -> None:
-        while self._posted:
+        for _ in range(min(len(self._posted), SEND_BURST)):
             self._forward(*self._posted.popleft())
 
     def _forward(self, request: Request, body: bytes, final: bool) -> None:

@@ -47,8 +47,16 @@ def generate(count: int) -> Generate:
     return Generate((1,), count)
 
 
+def endless() -> Generate:
+    """A stream that goes on until it is cancelled, at a pace that any reader can keep."""
+    return Generate((1,), 10**9, temperature=0.0)
+
+
 class Service:
-    """A handler. `Generate` streams max_tokens tokens from another thread; held requests wait in `held`."""
+    """A handler; held requests (HOLD, or 0 tokens) wait in `held`.
+
+    `Generate` streams max_tokens tokens from another thread, as fast as it can, or every millisecond at temperature 0.
+    """
 
     def __init__(self) -> None:
         self.seen: list[Request] = []
@@ -73,8 +81,10 @@ class Service:
         match request.message:
             case PrefetchHint():
                 self.hints.append(request.message)
+            case Generate(max_tokens=0):
+                self.held.append(request)
             case Generate():
-                threading.Thread(target=self._stream, args=(request, request.message.max_tokens)).start()
+                threading.Thread(target=self._stream, args=(request, request.message)).start()
             case FetchExperts(layer=0):
                 request.reply(ExpertsFetched())
             case FetchExperts(layer=1):
@@ -88,9 +98,10 @@ class Service:
             case other:
                 raise ServiceError(ErrorCode.UNSUPPORTED, type(other).__name__)
 
-    def _stream(self, request: Request, count: int) -> None:
-        for token in range(count):
-            if request.cancelled.is_set():
+    def _stream(self, request: Request, message: Generate) -> None:
+        pause_s = 0.001 if message.temperature == 0 else 0.0
+        for token in range(message.max_tokens):
+            if request.cancelled.wait(pause_s):
                 request.reply(tokens(finish_reason="abort"))
                 return
             request.stream(tokens(token))

@@ -101,6 +101,16 @@ def test_garbage_is_refused(data: bytes) -> None:
     decodes_or_refuses(data)
 
 
+@pytest.mark.parametrize("error", [TypeError, RecursionError, OverflowError, msgpack.UnpackException])
+def test_whatever_msgpack_raises_is_a_protocol_error(monkeypatch: pytest.MonkeyPatch, error: type[Exception]) -> None:
+    def unpackb(*_: object, **__: object) -> None:
+        raise error("odd")
+
+    monkeypatch.setattr(msgpack, "unpackb", unpackb)
+    with pytest.raises(ProtocolError, match=f"{error.__name__}: odd"):
+        decode(b"")
+
+
 @given(st.recursive(st.none() | st.booleans() | INTS | st.floats() | st.text() | st.binary(), st.lists))
 def test_any_msgpack_value_is_refused_or_a_message(value: object) -> None:
     try:

@@ -19,6 +19,7 @@ from helpers.transport import (
     REPLY,
     RawPeer,
     Service,
+    endless,
     fetch,
     generate,
     process,
@@ -257,21 +258,25 @@ def test_many_peers_that_leave_are_all_noticed(endpoint: str, service: Service) 
 
 def test_a_peer_that_leaves_during_its_stream_ends_it(endpoint: str, service: Service) -> None:
     with RawPeer(endpoint) as peer:
-        peer.send(1, generate(10**9))
+        peer.send(1, endless())
         peer.receive()
     until(lambda: service.seen[0].cancelled.is_set())
     until(lambda: not any(thread.name.endswith("(_stream)") for thread in threading.enumerate()))
 
 
-def test_a_peer_that_does_not_read_loses_its_stream_and_harms_nobody(
-    endpoint: str, service: Service, monkeypatch: pytest.MonkeyPatch
+def test_a_peer_that_does_not_read_loses_its_requests_and_harms_nobody(
+    endpoint: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(server_module, "MAX_BACKLOG", 20)
-    with RawPeer(endpoint, hello=False) as lazy, RawPeer(endpoint) as other:
-        lazy.request(Hello(PROTOCOL_VERSION, "lazy", "00"))
+    service = Service()
+    with serving(endpoint, service) as server, RawPeer(endpoint) as lazy, RawPeer(endpoint) as other:
         lazy.send(1, fetch(HOLD))
-        lazy.send(2, generate(10**9))
-        until(lambda: len(service.seen) == 2 and service.seen[1].cancelled.is_set())
+        lazy.send(2, generate(0))
+        until(lambda: len(service.held) == 2)
+        stream = service.held[1]
+        while not stream.cancelled.is_set():
+            stream.stream(tokens(*range(1000)))
+            until(lambda: not server._posted)
         assert other.request(fetch(REPLY)) == ExpertsFetched()
         finals = []
         while len(finals) < 2:
@@ -280,6 +285,35 @@ def test_a_peer_that_does_not_read_loses_its_stream_and_harms_nobody(
                 finals.append((request_id, code_of(reply)))
         assert sorted(finals) == [(1, ErrorCode.NO_CAPACITY), (2, ErrorCode.NO_CAPACITY)]
         assert lazy.request(fetch(REPLY)) == ExpertsFetched()
+
+
+def test_a_stream_faster_than_the_socket_ends_and_is_bounded(
+    endpoint: str, service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server_module, "MAX_BACKLOG", 50)
+    with RawPeer(endpoint) as peer:
+        peer.send(1, generate(10**9))
+        while not is_final(reply := peer.receive()[1]):
+            pass
+        assert code_of(reply) == ErrorCode.NO_CAPACITY
+        assert service.seen[0].cancelled.is_set()
+        assert peer.request(fetch(REPLY)) == ExpertsFetched()
+
+
+def test_a_stream_without_pause_starves_neither_others_nor_stop(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server_module, "MAX_BACKLOG", 10**9)
+    service = Service()
+    with RawPeer(endpoint, hello=False) as fast, serving(endpoint, service) as server:
+        fast.request(Hello(PROTOCOL_VERSION, "fast", "00"))
+        fast.send(1, generate(10**9))
+        fast.receive()
+        with RawPeer(endpoint) as other:
+            for _ in range(20):
+                assert isinstance(other.request(Ping()), Pong)
+        stopping = threading.Thread(target=server.stop)
+        stopping.start()
+        stopping.join(5.0)
+        assert not stopping.is_alive()
 
 
 # --- stopping ------------------------------------------------------------------------------------------------------
