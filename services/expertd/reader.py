@@ -45,8 +45,9 @@ class RecordReader:
     `checksums` are the crc32 of records by name, compared on every read; records without one are taken as they are.
     """
 
-    def __init__(self, direct: bool, checksums: Mapping[str, int] | None = None) -> None:
+    def __init__(self, direct: bool, depth: int, checksums: Mapping[str, int] | None = None) -> None:
         self._direct = direct
+        self._drive = threading.Semaphore(depth)  # reads in flight; threads that copy or check take no place
         self._checksums = checksums or {}
         self._files: dict[Path, _OpenFile] = {}
         self._outdated: list[_OpenFile] = []  # other threads may be reading from them
@@ -93,11 +94,45 @@ class RecordReader:
         file = self._open(extent.file)
         _check_unchanged(extent.file, file)
         try:
-            return _fill(file, extent, slot, staging, is_alone)
+            return self._fill(file, extent, slot, staging, is_alone)
         except OSError as error:
             if not (file.is_direct and error.errno in NOT_DIRECT):
                 raise
-        return _fill(self._reopen(extent.file), extent, slot, staging, is_alone)
+        return self._fill(self._reopen(extent.file), extent, slot, staging, is_alone)
+
+    def _fill(self, file: _OpenFile, extent: Extent, slot: Bytes, staging: Staging, is_alone: bool) -> int:
+        """One extent into its places in the slot; the number of bytes asked of the drive.
+
+        Blocks go straight into the slot if nothing else of the record is there that they could cover.
+        """
+        begin = extent.offset // BLOCK * BLOCK
+        end = -(-(extent.offset + extent.nbytes) // BLOCK) * BLOCK
+        (_, target, nbytes), *others = extent.pieces
+        is_aligned = begin == extent.offset and target % BLOCK == 0 and target + end - begin <= len(slot)
+        if not others and is_aligned and (is_alone or nbytes == end - begin):
+            self._read_fully(file, extent, begin, slot[target : target + end - begin])
+        else:
+            buffer = staging.buffer(end - begin)
+            self._read_fully(file, extent, begin, buffer)
+            skipped = extent.offset - begin
+            for source, target, nbytes in extent.pieces:
+                slot[target : target + nbytes] = buffer[skipped + source : skipped + source + nbytes]
+        if not file.is_direct:
+            os.posix_fadvise(file.descriptor, begin, end - begin, os.POSIX_FADV_DONTNEED)
+        return end - begin
+
+    def _read_fully(self, file: _OpenFile, extent: Extent, offset: int, out: Bytes) -> None:
+        """Fill `out` from `offset`. The last block of a file may be short, but not of what the extent covers."""
+        needed = extent.offset + extent.nbytes - offset
+        done = 0
+        while done < needed:
+            with self._drive:
+                count = os.preadv(file.descriptor, [out[done:].data], offset + done)
+            if count == 0:
+                raise CheckpointError(
+                    f"{extent.file}: ends before byte {offset + needed}: truncated; download it again"
+                )
+            done += count
 
     def _open(self, path: Path) -> _OpenFile:
         with self._lock:
@@ -151,40 +186,7 @@ class Staging:
         return self._memory[:nbytes]
 
 
-def _fill(file: _OpenFile, extent: Extent, slot: Bytes, staging: Staging, is_alone: bool) -> int:
-    """One extent into its places in the slot; the number of bytes asked of the drive.
-
-    Blocks go straight into the slot if nothing else of the record is there that they could cover.
-    """
-    begin = extent.offset // BLOCK * BLOCK
-    end = -(-(extent.offset + extent.nbytes) // BLOCK) * BLOCK
-    (_, target, nbytes), *others = extent.pieces
-    is_aligned = begin == extent.offset and target % BLOCK == 0 and target + end - begin <= len(slot)
-    if not others and is_aligned and (is_alone or nbytes == end - begin):
-        _read_fully(file, extent, begin, slot[target : target + end - begin])
-    else:
-        buffer = staging.buffer(end - begin)
-        _read_fully(file, extent, begin, buffer)
-        skipped = extent.offset - begin
-        for source, target, nbytes in extent.pieces:
-            slot[target : target + nbytes] = buffer[skipped + source : skipped + source + nbytes]
-    if not file.is_direct:
-        os.posix_fadvise(file.descriptor, begin, end - begin, os.POSIX_FADV_DONTNEED)
-    return end - begin
-
-
 def _check_unchanged(path: Path, file: _OpenFile) -> None:
     status = os.stat(path)
     if (status.st_ino, status.st_size) != (file.inode, file.size):
         raise CheckpointError(f"{path}: was replaced or changed its size while in use; restart with an intact file")
-
-
-def _read_fully(file: _OpenFile, extent: Extent, offset: int, out: Bytes) -> None:
-    """Fill `out` from `offset`. The last block of a file may be short, but not of what the extent covers."""
-    needed = extent.offset + extent.nbytes - offset
-    done = 0
-    while done < needed:
-        count = os.preadv(file.descriptor, [out[done:].data], offset + done)
-        if count == 0:
-            raise CheckpointError(f"{extent.file}: ends before byte {offset + needed}: truncated; download it again")
-        done += count

@@ -46,6 +46,10 @@ LARGEST_RESERVE = 16
 RESERVE_SHARE = 16
 
 
+# Threads beyond the reads in flight, so that the drive stays busy while records are copied into their slots.
+COPYING = 2
+
+
 class ExpertService:
     """Everything between expertd's sockets, the disk and the pool."""
 
@@ -57,7 +61,7 @@ class ExpertService:
         self._fingerprint = fingerprint
         self._heat_path = config.run_dir / FILE_NAME if config.cache.save_heat else None
         checksums = record_checksums(config.model.path) if config.reader.verify else None
-        self._reader = RecordReader(config.reader.direct, checksums)
+        self._reader = RecordReader(config.reader.direct, config.reader.threads, checksums)
         self._policy_name = config.cache.policy
         self._cache = ExpertCache(pool.num_slots * pool.slot_bytes, POLICIES[config.cache.policy]())
         self._slots = Slots(pool.num_slots)
@@ -74,7 +78,7 @@ class ExpertService:
         self._io_seconds = 0.0
         self._misses_by_layer = [0] * pool.layers
         self._threads = [
-            threading.Thread(target=self._read_loop, name=f"reader {i}") for i in range(config.reader.threads)
+            threading.Thread(target=self._read_loop, name=f"reader {i}") for i in range(config.reader.threads + COPYING)
         ]
 
     # --- requests, in the socket's thread ------------------------------------------------------------------------

@@ -40,7 +40,7 @@ def plan(path, *extents) -> ReadPlan:
 
 
 def read(path, *extents, direct=True, slot_bytes=4 * BLOCK) -> np.ndarray:
-    slot, reader = slot_of(slot_bytes), RecordReader(direct)
+    slot, reader = slot_of(slot_bytes), RecordReader(direct, 4)
     reader.read(plan(path, *extents), slot, Staging())
     reader.close()
     return slot
@@ -108,7 +108,7 @@ def change(path, how: str) -> None:
 
 @pytest.mark.parametrize("how", ["truncated", "grown", "replaced", "gone"])
 def test_a_file_that_changes_in_use_is_an_error_with_its_name(file, how):
-    reader, slot = RecordReader(True), slot_of(BLOCK)
+    reader, slot = RecordReader(True, 4), slot_of(BLOCK)
     some = plan(file, (0, 100, [(0, 0, 100)]))
     reader.read(some, slot, Staging())
     change(file, how)
@@ -148,7 +148,7 @@ def refuse_at_read(monkeypatch, number: int) -> None:
 @pytest.mark.parametrize("refuse", [refuse_at_open, refuse_at_read])
 def test_a_file_system_without_o_direct_is_said_once(file, monkeypatch, caplog, refuse, number):
     refuse(monkeypatch, number)
-    reader, slot = RecordReader(True), slot_of(BLOCK)
+    reader, slot = RecordReader(True, 4), slot_of(BLOCK)
     second = file.with_name("other.safetensors")
     second.write_bytes(DATA.tobytes())
     for path in (file, second):
@@ -181,7 +181,7 @@ def test_nothing_is_left_open(file):
 
 
 def test_many_threads_share_one_descriptor(file):
-    reader = RecordReader(True)
+    reader = RecordReader(True, 4)
     before = len(os.listdir("/proc/self/fd"))
 
     def run(offset: int) -> bytes:

@@ -27,7 +27,7 @@ def packed(tmp_path: Path) -> Path:
 def read(directory: Path, checksums: dict[str, int] | None, expert: int = 3) -> np.ndarray:
     records = ExpertRecords(TensorIndex.open(directory), ModelConfig.from_dir(directory))
     slot = np.frombuffer(mmap.mmap(-1, records.layout.slot_bytes), np.uint8)
-    reader = RecordReader(True, checksums)
+    reader = RecordReader(True, 4, checksums)
     try:
         reader.read(records.plan(2, expert), slot, Staging())
     finally:
