@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 
+from kernels.reference.constants import constant
 from kernels.reference.scale import ceil_power_of_two
 
 E4M3_MAX = 448.0
@@ -23,7 +26,7 @@ def act_quant(x: torch.Tensor, block: int = 128) -> tuple[torch.Tensor, torch.Te
 def act_round(x: torch.Tensor, block: int = 128) -> torch.Tensor:
     """What `act_quant` keeps of x: q * scale as float32 [..., k]."""
     blocks, scale = _scaled(x, block)
-    return (blocks.to(torch.float8_e4m3fn).to(torch.float32) * scale).flatten(-2)
+    return blocks.to(torch.float8_e4m3fn).to(torch.float32).mul_(scale).view(x.shape)
 
 
 def fp8_simulate(x: torch.Tensor, block: int = 64) -> torch.Tensor:
@@ -32,8 +35,11 @@ def fp8_simulate(x: torch.Tensor, block: int = 64) -> torch.Tensor:
 
 
 def _scaled(x: torch.Tensor, block: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """x / scale in blocks [..., k / block, block], clamped to e4m3's range, and the scales [..., k / block, 1]."""
-    blocks = x.to(torch.float32).unflatten(-1, (-1, block))
-    amax = blocks.abs().amax(-1, keepdim=True).clamp_min(SMALLEST_AMAX)
-    scale = ceil_power_of_two(amax * (1.0 / E4M3_MAX))
-    return (blocks / scale).clamp(-E4M3_MAX, E4M3_MAX), scale
+    """x / scale in blocks [..., k / block, block], and the scales [..., k / block, 1].
+
+    The quotient passes e4m3's maximum by a rounding error at most, which the conversion rounds back: no clamp.
+    """
+    blocks = x.to(torch.float32).reshape(*x.shape[:-1], x.shape[-1] // block, block)
+    amax = torch.linalg.vector_norm(blocks, math.inf, -1, keepdim=True)
+    scale = ceil_power_of_two(amax.clamp_min_(SMALLEST_AMAX).mul_(constant(1.0 / E4M3_MAX)))
+    return blocks / scale, scale

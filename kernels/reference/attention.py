@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import torch
 
+from kernels.reference.constants import constant
+
 
 def sparse_attention(
     q: torch.Tensor, kv: torch.Tensor, sink: torch.Tensor, topk_idxs: torch.Tensor, scale: float
@@ -31,7 +33,7 @@ def masked_attention(
     q: [m, h, d], kv: [t, d] float32, sink: [h] float32, mask: [m, t] bool. Returns [m, h, d] in q's type.
     """
     m, h, d = q.shape
-    scores = (q.to(torch.float32).view(m * h, d) @ kv.T).view(m, h, -1) * scale
+    scores = (q.to(torch.float32).view(m * h, d) @ kv.T).view(m, h, -1).mul_(constant(scale))
     if mask is not None:
         scores = scores.masked_fill(~mask.unsqueeze(1), -torch.inf)
     probabilities, denominator = _softmax_with_sink(scores, sink, q.dtype)
@@ -43,6 +45,6 @@ def _softmax_with_sink(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Unnormalised probabilities [m, h, j], rounded to `dtype` but held in float32, and denominators [m, h, 1]."""
     top = scores.amax(-1, keepdim=True)
-    exponentials = (scores - top).exp()
-    denominator = exponentials.sum(-1, keepdim=True) + (sink.unsqueeze(-1) - top).exp()
+    exponentials = (scores - top).exp_()
+    denominator = (sink.unsqueeze(-1) - top).exp_().add_(exponentials.sum(-1, keepdim=True))
     return exponentials.to(dtype).to(torch.float32), denominator

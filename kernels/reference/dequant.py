@@ -9,9 +9,6 @@ from kernels.reference.scale import decode_scale
 FP8_BLOCK = 128
 FP4_BLOCK = 32
 _E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
-_CODES = torch.tensor(_E2M1 + tuple(-v for v in _E2M1))
-# Both values of every byte: element 2i in the low nibble, 2i + 1 in the high one.
-_PAIRS = torch.stack((_CODES.repeat(16), _CODES.repeat_interleave(16)), -1)
 
 
 def dequant_fp8(weight: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
@@ -22,7 +19,24 @@ def dequant_fp8(weight: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
 
 
 def dequant_fp4(weight: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
-    """weight: [n, k/2] uint8 or int8, two e2m1 codes a byte; scale: [n, k/32] float8_e8m0fnu; returns [n, k] float32."""
-    values = _PAIRS[weight.view(torch.uint8).to(torch.int32)]
-    blocks = values.view(weight.shape[0], -1, FP4_BLOCK)
-    return (blocks * decode_scale(scale).unsqueeze(-1)).flatten(1)
+    """weight: [n, k/2] uint8 or int8, two e2m1 codes a byte, k a multiple of 32; scale: [n, k/32] float8_e8m0fnu;
+    returns [n, k] float32."""
+    values = _decode_fp4(weight).view(weight.shape[0], -1, FP4_BLOCK)
+    return values.mul_(decode_scale(scale).unsqueeze(-1)).flatten(1)
+
+
+def _decode_fp4(codes: torch.Tensor) -> torch.Tensor:
+    """The values of packed codes, float32 [2 * codes.numel()]."""
+    pairs_of_bytes = codes.reshape(-1).view(torch.uint16).to(torch.int32)
+    return torch.index_select(_QUADS, 0, pairs_of_bytes).view(torch.float16).to(torch.float32)
+
+
+def _quads() -> torch.Tensor:
+    """int64 [65536]: for every two bytes their four values, as float16 bits, so that one look-up fetches them all."""
+    values = torch.tensor(_E2M1 + tuple(-v for v in _E2M1), dtype=torch.float16)
+    # Element 2i of a row lies in the low nibble of byte i, 2i + 1 in the high one; bytes are little-endian too.
+    nibbles = torch.stack([torch.arange(65536) >> shift & 15 for shift in (0, 4, 8, 12)], -1)
+    return values[nibbles].view(torch.int64).flatten()
+
+
+_QUADS = _quads()

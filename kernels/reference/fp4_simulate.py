@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 
-from kernels.reference.scale import ceil_power_of_two
+from kernels.reference.constants import constant
+from kernels.reference.scale import ceil_power_of_two, floor_power_of_two
 
 E2M1_MAX = 6.0
 SMALLEST_AMAX = 6.0 * 2.0**-126
@@ -15,11 +18,11 @@ def fp4_simulate(x: torch.Tensor, block: int = 32) -> torch.Tensor:
 
     scale = 2^ceil(log2(amax / 6)); q rounds to 0, .5, 1, 1.5, 2, 3, 4, 6 with ties to the even code.
     """
-    blocks = x.to(torch.float32).unflatten(-1, (-1, block))
-    amax = blocks.abs().amax(-1, keepdim=True).clamp_min(SMALLEST_AMAX)
-    scale = ceil_power_of_two(amax * (1.0 / E2M1_MAX))
-    scaled = (blocks / scale).clamp(-E2M1_MAX, E2M1_MAX)
-    magnitude = scaled.abs()
+    blocks = x.to(torch.float32).reshape(*x.shape[:-1], x.shape[-1] // block, block)
+    amax = torch.linalg.vector_norm(blocks, math.inf, -1, keepdim=True).clamp_min_(SMALLEST_AMAX)
+    scale = ceil_power_of_two(amax.mul_(constant(1.0 / E2M1_MAX)))
     # The grid's step doubles at 2 and at 4; inside each stretch, ties to even codes are ties to even multiples.
-    step = 0.5 + 0.5 * (magnitude >= 2.0) + (magnitude >= 4.0)
-    return ((scaled / step).round() * step * scale).flatten(-2).to(x.dtype)
+    # A step is half the power of two below the value, but not under 0.5, so bits and a floor give it.
+    scaled = blocks / scale
+    step = floor_power_of_two(scaled).clamp_min_(constant(1.0)).mul_(constant(0.5))
+    return (scaled / step).round_().mul_(step.mul_(scale)).view(x.shape).to(x.dtype)

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import functools
+
 import torch
+
+from kernels.reference.constants import constant
 
 
 def hadamard(x: torch.Tensor) -> torch.Tensor:
-    """x: [..., n], n a power of two; returns H x * n^-0.5 in the type of x, butterflies in float32, rounded once."""
+    """x: [..., n], n a power of two; returns H x * n^-0.5 in the type of x, summed in float32, rounded once."""
     n = x.shape[-1]
-    y = x.to(torch.float32)
-    half = 1
-    while half < n:
-        pairs = y.unflatten(-1, (-1, 2, half))
-        a, b = pairs.unbind(-2)
-        y = torch.stack((a + b, a - b), -2).flatten(-3)
-        half *= 2
-    return (y * n**-0.5).to(x.dtype)
+    return (x.to(torch.float32) @ _signs(n)).mul_(constant(n**-0.5)).to(x.dtype)
+
+
+@functools.cache
+def _signs(n: int) -> torch.Tensor:
+    """H, float32 [n, n] of 1 and -1; symmetric."""
+    if n == 1:
+        return torch.ones(1, 1)
+    half = _signs(n // 2)
+    return torch.cat((torch.cat((half, half), 1), torch.cat((half, -half), 1)))

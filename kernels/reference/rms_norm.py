@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import torch
 
+from kernels.reference.constants import constant
+
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     """x: [..., d], weight: [d] float32. All in float32, one rounding to the type of x."""
     y = x.to(torch.float32)
-    return (y * torch.rsqrt(y.square().mean(-1, keepdim=True) + eps) * weight).to(x.dtype)
+    return (y * inverse_rms(y, eps)).mul_(weight).to(x.dtype)
+
+
+def inverse_rms(y: torch.Tensor, eps: float) -> torch.Tensor:
+    """1 / sqrt(mean(y^2) + eps). y: float32 [..., d]; returns [..., 1]."""
+    return y.square().mean(-1, keepdim=True).add_(constant(eps)).rsqrt_()
 
 
 def head_norm(q: torch.Tensor, eps: float) -> torch.Tensor:
     """The query's norm per head: no weight, and every step in the type of q. q: [..., heads, head_dim]."""
-    return q * torch.rsqrt(q.square().mean(-1, keepdim=True) + eps)
+    return q * q.square().mean(-1, keepdim=True).add_(constant(eps)).rsqrt_()

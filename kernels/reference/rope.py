@@ -42,8 +42,10 @@ def rope(x: torch.Tensor, rotation: torch.Tensor, inverse: bool = False) -> torc
 
     x: [n, ..., d]; rotation: complex64 [n, r / 2], r <= d. Arithmetic in float32, one rounding to the type of x.
     """
-    width = 2 * rotation.shape[-1]
-    plain, turned = x[..., : x.shape[-1] - width], x[..., x.shape[-1] - width :]
-    factor = (rotation.conj() if inverse else rotation).view(-1, *(1,) * (x.dim() - 2), width // 2)
-    pairs = torch.view_as_complex(turned.to(torch.float32).unflatten(-1, (-1, 2)))
-    return torch.cat((plain, torch.view_as_real(pairs * factor).flatten(-2).to(x.dtype)), -1)
+    half = rotation.shape[-1]
+    out = x.clone(memory_format=torch.contiguous_format)
+    turned = out.narrow(-1, x.shape[-1] - 2 * half, 2 * half)
+    factor = (rotation.conj() if inverse else rotation).view(-1, *(1,) * (x.dim() - 2), half)
+    pairs = torch.view_as_complex(turned.to(torch.float32).view(*x.shape[:-1], half, 2))
+    turned.copy_(torch.view_as_real(pairs * factor).view(turned.shape))
+    return out

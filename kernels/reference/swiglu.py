@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
+from kernels.reference.constants import constant
+
 
 def swiglu(
     gate: torch.Tensor, up: torch.Tensor, limit: float, weights: torch.Tensor | None, dtype: torch.dtype
@@ -13,5 +15,6 @@ def swiglu(
 
     gate, up: [m, width]; weights: [m] routing weights, which come before the down projection, or None.
     """
-    activated = F.silu(gate.to(torch.float32).clamp_max(limit)) * up.to(torch.float32).clamp(-limit, limit)
-    return (activated if weights is None else activated * weights.unsqueeze(-1)).to(dtype)
+    low, high = constant(-limit), constant(limit)
+    activated = F.silu(gate.to(torch.float32).clamp_max(high)).mul_(up.to(torch.float32).clamp(low, high))
+    return (activated if weights is None else activated.mul_(weights.unsqueeze(-1))).to(dtype)

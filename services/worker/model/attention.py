@@ -92,8 +92,7 @@ class Attention:
         assert state.compressor is not None
         projected = F.linear(x.to(torch.float32), self._unquantised)
         own = self._compressor.weight.shape[0]
-        num_entries = (position + x.shape[0]) // self._ratio
-        visible = _visible_entries(position, x.shape[0], num_entries, self._ratio)
+        visible = _visible_entries(position, x.shape[0], self._ratio)
         if self._indexer is not None:
             visible = self._index(projected[:, own:], qr, visible, state, position)
         entries = self._compressor.step(projected[:, :own], state.compressor, position, self._precision)
@@ -171,7 +170,10 @@ def _window_mask(queries: torch.Tensor, keys: torch.Tensor, window: int) -> torc
     return (distance >= 0) & (distance < window)
 
 
-def _visible_entries(position: int, m: int, num_entries: int, ratio: int) -> torch.Tensor:
+def _visible_entries(position: int, m: int, ratio: int) -> torch.Tensor:
     """bool [m, entries]: an entry is visible from the token on that closes its group."""
+    num_entries = (position + m) // ratio
+    if m == 1:
+        return torch.ones(1, num_entries, dtype=torch.bool)
     closed = (torch.arange(position, position + m) + 1) // ratio
     return torch.arange(num_entries).unsqueeze(0) < closed.unsqueeze(1)

@@ -32,7 +32,7 @@ class Compressor:
         projected: [m, 2 * width] float32, keys then gates.
         """
         rows = projected.view(len(projected), 2, -1).transpose(0, 1).contiguous()
-        rows[1] += self._bias[(position + torch.arange(rows.shape[1])) % self.ratio]
+        rows[1] += self._biases(position, rows.shape[1])
         previous = state.rows.shape[1] - self.ratio  # rows of the group before, with overlap
         filled = previous + position % self.ratio
         num_closed = (filled - previous + rows.shape[1]) // self.ratio
@@ -46,6 +46,13 @@ class Compressor:
         state.rows[:, : rest.shape[1]] = rest
         pooled = kernels.compress_overlapping(kv, gate) if previous else kernels.compress(kv, gate)
         return self._entries(pooled.to(precision.dtype), position // self.ratio)
+
+    def _biases(self, position: int, m: int) -> torch.Tensor:
+        """The bias of each token's place in its group, [m, width]."""
+        place = position % self.ratio
+        if place + m <= self.ratio:
+            return self._bias[place : place + m]
+        return self._bias[(position + torch.arange(m)) % self.ratio]
 
     def _entries(self, pooled: torch.Tensor, first: int) -> torch.Tensor:
         """An entry's position is that of its group's first token."""

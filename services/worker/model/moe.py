@@ -5,13 +5,15 @@ Each expert is computed alone on its own tokens and the sum goes by expert id, s
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 import torch
 import torch.nn.functional as F
 
 import kernels
 from services.worker.experts import ExpertProvider
+from services.worker.model.assignment import Assignment
 from services.worker.model.precision import Precision
 from services.worker.model.weights import WeightReader
 from shared.checkpoint.config import ModelConfig
@@ -19,6 +21,9 @@ from shared.checkpoint.records import RecordLayout
 
 # Experts of one look-up in prefill: enough reads at once to keep a drive busy, few enough that computing starts early.
 WAVE = 32
+
+Weights = Callable[[int], torch.Tensor]
+"""0, 1, 2 -> w1, w3, w2 of an expert, float32."""
 
 
 class MoE:
@@ -35,8 +40,7 @@ class MoE:
         is_hash = config.is_hash_layer(layer)
         self._tid2eid = reader.stored(f"{prefix}gate.tid2eid") if is_hash else None
         self._bias = None if is_hash else reader.float32(f"{prefix}gate.bias")
-        self._shared_w1_w3 = reader.linears(f"{prefix}shared_experts.w1", f"{prefix}shared_experts.w3")
-        self._shared_w2 = reader.linear(f"{prefix}shared_experts.w2")
+        self._shared = [reader.linear(f"{prefix}shared_experts.{name}") for name in ("w1", "w3", "w2")]
 
     def hint(self, token_ids: torch.Tensor, experts: ExpertProvider) -> None:
         """Name the experts that these tokens will certainly need here, if the token id alone decides."""
@@ -56,60 +60,60 @@ class MoE:
 
     def forward(self, x: torch.Tensor, token_ids: torch.Tensor, experts: ExpertProvider) -> torch.Tensor:
         """x: [m, hidden] -> [m, hidden]."""
-        topk_ids, topk_weights = self.route(x, token_ids)
+        assignment = Assignment(*self.route(x, token_ids))
         quantised = self._precision.activations(x)
         shared = None
         total = torch.zeros(x.shape, dtype=torch.float32)
-        waves = _waves(topk_ids, min(experts.wave_experts, WAVE))
+        waves = _waves(assignment.experts, min(experts.wave_experts, WAVE))
         for number, wave in enumerate(waves):
             ahead = waves[number + 1] if number + 1 < len(waves) else ()
             look_up = experts.look_up(self._layer, wave, ahead)
             if shared is None:
-                shared = self._shared(quantised)
-            outputs = dict(self._outputs(look_up.hits, quantised, topk_ids, topk_weights))
-            outputs |= self._outputs(look_up.wait(), quantised, topk_ids, topk_weights)
+                (shared,) = self._mlps([quantised], [self._shared.__getitem__], None)
+            outputs = self._outputs(look_up.hits, quantised, assignment)
+            outputs |= self._outputs(look_up.wait(), quantised, assignment)
             look_up.done()
             for expert in wave:
-                tokens, y = outputs[expert]
-                total.index_add_(0, tokens, y.to(torch.float32))
+                assignment.add(total, expert, outputs[expert])
         assert shared is not None
-        return (total + shared.to(torch.float32)).to(self._precision.dtype)
-
-    def _shared(self, quantised: torch.Tensor) -> torch.Tensor:
-        return self._mlp(quantised, self._shared_w1_w3, self._shared_w2, None)
+        return total.add_(shared).to(self._precision.dtype)
 
     def _outputs(
-        self,
-        records: Mapping[int, torch.Tensor],
-        quantised: torch.Tensor,
-        topk_ids: torch.Tensor,
-        topk_weights: torch.Tensor,
-    ) -> Iterator[tuple[int, tuple[torch.Tensor, torch.Tensor]]]:
-        """(expert, (its tokens [t], their outputs [t, hidden])) for each record."""
-        for expert, record in records.items():
-            tokens, rank = (topk_ids == expert).nonzero(as_tuple=True)
-            w1_w3, w2 = self._weights(record)
-            yield expert, (tokens, self._mlp(quantised[tokens], w1_w3, w2, topk_weights[tokens, rank]))
+        self, records: Mapping[int, torch.Tensor], quantised: torch.Tensor, assignment: Assignment
+    ) -> dict[int, torch.Tensor]:
+        """For each record, its expert's outputs for its tokens [t, hidden], weighted."""
+        groups = [list(records)] if assignment.is_single else [[expert] for expert in records]
+        outputs: dict[int, torch.Tensor] = {}
+        for group in filter(None, groups):
+            rows = [assignment.rows(quantised, expert) for expert in group]
+            weights = [partial(self._weight, records[expert]) for expert in group]
+            outputs |= zip(group, self._mlps(rows, weights, assignment.weights(group)), strict=True)
+        return outputs
 
-    def _weights(self, record: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """The record's weights in float32: w1 above w3 [2 * width, hidden], and w2 [hidden, width]."""
-        parts = [record.narrow(0, p.offset, p.nbytes).view(p.shape) for p in self._layout.parts]
-        w1, w3, w2 = (
-            kernels.dequant_fp4(weight, scale.view(torch.float8_e8m0fnu))
-            for weight, scale in zip(parts[::2], parts[1::2], strict=True)
+    def _weight(self, record: torch.Tensor, number: int) -> torch.Tensor:
+        """One of w1, w3 [width, hidden] and w2 [hidden, width] of a record, float32."""
+        weight, scale = (
+            record.narrow(0, part.offset, part.nbytes).view(part.shape)
+            for part in self._layout.parts[2 * number : 2 * number + 2]
         )
-        return torch.cat((w1, w3)), w2
+        return kernels.dequant_fp4(weight, scale.view(torch.float8_e8m0fnu))
 
-    def _mlp(
-        self, quantised: torch.Tensor, w1_w3: torch.Tensor, w2: torch.Tensor, weights: torch.Tensor | None
-    ) -> torch.Tensor:
+    def _mlps(
+        self, rows: Sequence[torch.Tensor], weights: Sequence[Weights], routing: torch.Tensor | None
+    ) -> list[torch.Tensor]:
+        """Each expert on its own rows, only what lies between the products on all of them at once.
+
+        For single rows that saves most of the operations; larger groups would be cut between threads elsewhere than
+        alone, which may change a last bit. A weight is made just before its use, so that it is still in the cache.
+        """
         dtype = self._precision.dtype
-        gate, up = F.linear(quantised, w1_w3).to(dtype).chunk(2, -1)
-        hidden = kernels.swiglu(gate, up, self._config.swiglu_limit, weights, dtype)
-        return F.linear(self._precision.activations(hidden), w2).to(dtype)
+        inner = [(F.linear(x, w(0)), F.linear(x, w(1))) for x, w in zip(rows, weights, strict=True)]
+        gate, up = (torch.cat(parts).to(dtype) for parts in zip(*inner, strict=True))
+        hidden = kernels.swiglu(gate, up, self._config.swiglu_limit, routing, dtype)
+        inputs = torch.split(self._precision.activations(hidden), [len(x) for x in rows])
+        return [F.linear(x, w(2)).to(dtype) for x, w in zip(inputs, weights, strict=True)]
 
 
-def _waves(topk_ids: torch.Tensor, size: int) -> list[Sequence[int]]:
-    """The distinct experts in ascending order, cut into look-ups."""
-    ids = sorted(set(topk_ids.flatten().tolist()))
-    return [ids[begin : begin + size] for begin in range(0, len(ids), size)]
+def _waves(experts: Sequence[int], size: int) -> list[Sequence[int]]:
+    """Distinct experts in ascending order, cut into look-ups."""
+    return [experts[begin : begin + size] for begin in range(0, len(experts), size)]
