@@ -50,9 +50,7 @@ class Fetch(Generic[T]):
     """A request that waits for records. `token` is the caller's name for it."""
 
     token: T
-    clock: int
     held: frozenset[int]  # slots
-    is_ahead: bool
     missing: set[Key] = field(default_factory=set)
 
 
@@ -120,7 +118,7 @@ class Scheduler(Generic[T]):
         self, token: T, layer: int, expert_ids: Iterable[int], held_slots: Iterable[int], clock: int, is_ahead: bool
     ) -> bool:
         """Take in a request; whether it is answered already, because everything is resident by now."""
-        fetch = Fetch(token, clock, frozenset(held_slots), is_ahead)
+        fetch = Fetch(token, frozenset(held_slots))
         self._unpin(everything=not is_ahead)
         clock = min(clock, self._look().clock + 1)  # nobody looks further ahead, and pins must end
         for key in (Key(layer, e) for e in expert_ids):
