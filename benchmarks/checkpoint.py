@@ -73,7 +73,13 @@ def raw_write(path: Path, blocks: int = 400) -> float:
     block = mmap.mmap(-1, 8 << 20)
     block.write(random.Random(0).randbytes(len(block)))
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_DIRECT)
-    took = seconds(lambda: [os.write(fd, block) for _ in range(blocks)] and os.fdatasync(fd))
+
+    def write() -> None:
+        for _ in range(blocks):
+            os.write(fd, block)
+        os.fdatasync(fd)
+
+    took = seconds(write)
     os.close(fd)
     path.unlink()
     return blocks * len(block) / took / GB
