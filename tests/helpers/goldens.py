@@ -1,7 +1,7 @@
 """The recorded vectors of `tests/golden/tiny-a`, and what a correct model must reach on them.
 
-Every check is a function of a loaded model that raises AssertionError, so that the tests of the model and the proof that
-they notice faults run the same code. Limits come from `thresholds.json` beside the vectors.
+Every check is a function of a loaded model that raises AssertionError, so that the tests of the model and the proof
+that they notice faults run the same code. Limits come from `thresholds.json` beside the vectors.
 """
 
 from __future__ import annotations

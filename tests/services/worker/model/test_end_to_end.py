@@ -1,9 +1,8 @@
-"""The quantised model against whole recorded runs: coarse by nature, since one flipped code moves the logits by 10 %."""
+"""The quantised model against whole recorded runs: coarse, since one flipped code moves the logits by 10 %."""
 
 from __future__ import annotations
 
 import pytest
-
 from helpers import goldens
 
 

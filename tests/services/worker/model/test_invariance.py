@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Sequence
 
 import pytest
 import torch
+from helpers import goldens
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from helpers import goldens
 from services.worker.local_experts import LocalExperts
 from services.worker.model import moe
 from shared.checkpoint.index import TensorIndex
@@ -32,7 +33,7 @@ def _forward(setup: goldens.Setup, chunks: Sequence[int]) -> torch.Tensor:
 @given(cuts=st.sets(st.integers(1, PROMPT - 1), max_size=5))
 def test_any_cut_of_a_prompt_gives_the_same_logits(cuts: set[int]) -> None:
     edges = [0, *sorted(cuts), PROMPT]
-    chunks = [end - begin for begin, end in zip(edges[:-1], edges[1:], strict=True)]
+    chunks = [end - begin for begin, end in itertools.pairwise(edges)]
     assert (_forward(goldens.shared("exact"), chunks) - _uncut()).abs().max() < 1e-4
 
 

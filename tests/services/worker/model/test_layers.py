@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-
 from helpers import goldens
 
 LAYERS = range(6)

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 import torch
+from helpers import goldens
 from transformers import DynamicCache
 
 from benchmarks.transformers_model import load_transformers
-from helpers import goldens
 
 CLOSE = 1e-4
 
