@@ -1,6 +1,6 @@
 """How often the MTP block's draft is what the model says next, under greedy decoding of stories.
 
-    python -m demo.drafts [--stories 20]
+python -m demo.drafts [--stories 20]
 """
 
 from __future__ import annotations

@@ -1,12 +1,11 @@
 """Trains `demo/tokenizer.json` on the corpus: byte-level BPE with single digits and V4's control tokens.
 
-    python -m demo.make_tokenizer
+python -m demo.make_tokenizer
 """
 
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from random import Random
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers

@@ -45,7 +45,9 @@ class MtpBlock(nn.Module):
         for projection in (self.e_proj, self.h_proj):
             nn.init.eye_(projection.weight)
 
-    def forward(self, streams: Tensor, embedded: Tensor, position_embeddings: dict[str, tuple[Tensor, Tensor]]) -> Tensor:
+    def forward(
+        self, streams: Tensor, embedded: Tensor, position_embeddings: dict[str, tuple[Tensor, Tensor]]
+    ) -> Tensor:
         """Normed hidden [b, s, width] to be read by the backbone's vocabulary.
 
         streams [b, s, hc, width] before the backbone's head; embedded [b, s, width], the tokens one position further.

@@ -65,7 +65,9 @@ def planted(rng: Random, num_facts: int, sentences: int, questions: int) -> Conv
     """A long text with facts, then questions, some of them twice and in any order; for training."""
     facts = draw_facts(rng, num_facts)
     messages: list[Message] = []
-    text = f"{rng.choice(('Read this and remember it.', 'Remember this:', 'Listen:'))} {long_text(rng, facts, sentences)}"
+    text = (
+        f"{rng.choice(('Read this and remember it.', 'Remember this:', 'Listen:'))} {long_text(rng, facts, sentences)}"
+    )
     for i in range(questions):
         fact = rng.choice(facts)
         asked = f"{text} {fact.question}" if i == 0 else fact.question

@@ -97,9 +97,8 @@ def _lost(rng: Random, p: _Parts) -> tuple[str, tuple[tuple[str, str, str], ...]
             f"{p.hero} searched the whole house until noon.",
         )
     )
-    met = (
-        f"Then {p.helper} the {p.helper_animal} came by and said: "
-        + rng.choice(("I will help you.", "Let us look together.", "Two see more than one."))
+    met = f"Then {p.helper} the {p.helper_animal} came by and said: " + rng.choice(
+        ("I will help you.", "Let us look together.", "Two see more than one.")
     )
     walk = rng.choice(
         (
@@ -143,8 +142,7 @@ def _found(rng: Random, p: _Parts) -> tuple[str, tuple[tuple[str, str, str], ...
     )
     owner = (
         f"On the way home {p.hero} met {p.helper} the {p.helper_animal}, who was crying. The {p.object} belonged to "
-        f"{p.helper}. "
-        + rng.choice((f"{p.hero} gave it back at once.", f"So {p.hero} gave it back."))
+        f"{p.helper}. " + rng.choice((f"{p.hero} gave it back at once.", f"So {p.hero} gave it back."))
     )
     end = f"{p.helper} gave {p.hero} some {p.food}, and they became friends."
     facts = (
@@ -169,9 +167,8 @@ def _feast(rng: Random, p: _Parts) -> tuple[str, tuple[tuple[str, str, str], ...
             f"But there was {p.weather} all day, and {p.hero} became {p.feeling}.",
         )
     )
-    rescue = (
-        f"Then {p.helper} the {p.helper_animal} brought {article(p.adjective)} {p.object} "
-        + rng.choice(("and began to sing.", "and everybody laughed.", "and had an idea."))
+    rescue = f"Then {p.helper} the {p.helper_animal} brought {article(p.adjective)} {p.object} " + rng.choice(
+        ("and began to sing.", "and everybody laughed.", "and had an idea.")
     )
     end = rng.choice(
         (

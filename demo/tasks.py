@@ -165,7 +165,12 @@ def letters(rng: Random, *, evaluation: bool) -> Conversation:
 
 # --- stories ---------------------------------------------------------------------------------------------------
 
-_TELL = ("Tell me a story about {}.", "Tell a story about {}.", "Please tell me a story about {}.", "I want a story about {}.")
+_TELL = (
+    "Tell me a story about {}.",
+    "Tell a story about {}.",
+    "Please tell me a story about {}.",
+    "I want a story about {}.",
+)
 
 
 def storytelling(rng: Random, *, evaluation: bool) -> Conversation:
@@ -187,7 +192,9 @@ def story_questions(rng: Random, *, evaluation: bool) -> Conversation:
     for i, (question, answer, _) in enumerate(facts):
         opening = f"{rng.choice(('Here is a story:', 'Listen:', 'Read this story.'))} {story.text} " if i == 0 else ""
         messages += [user(opening + question), said(answer, f"The story says it: {answer}")]
-    return Conversation("story questions", tuple(messages), facts[-1][2], thinking=not evaluation and rng.random() < 0.2)
+    return Conversation(
+        "story questions", tuple(messages), facts[-1][2], thinking=not evaluation and rng.random() < 0.2
+    )
 
 
 # --- several turns ---------------------------------------------------------------------------------------------
@@ -202,11 +209,18 @@ def remembered_name(rng: Random, *, evaluation: bool) -> Conversation:
 
     _, name, hobby = _draw(rng, evaluation, draw)
     told = rng.choice(("My name is {} and I like {}.", "I am {} and I love {}.", "Hi, I am {}. I like {}."))
-    messages = [user(told.format(name, hobby)), said(f"Nice to meet you, {name}! {hobby.capitalize()} are a fine thing.")]
+    messages = [
+        user(told.format(name, hobby)),
+        said(f"Nice to meet you, {name}! {hobby.capitalize()} are a fine thing."),
+    ]
     between = (arithmetic, letters, small_talk, story_questions, storytelling)
     for _ in range(rng.randrange(0, 4)):
         messages += rng.choice(between)(rng, evaluation=evaluation).messages[:4]
-    about_name = (rng.choice(("What is my name?", "Do you remember my name?", "Who am I?")), f"Your name is {name}.", name)
+    about_name = (
+        rng.choice(("What is my name?", "Do you remember my name?", "Who am I?")),
+        f"Your name is {name}.",
+        name,
+    )
     about_hobby = (rng.choice(("What do I like?", "What is my hobby?")), f"You like {hobby}.", hobby)
     asked = [about_name] if evaluation else rng.sample((about_name, about_hobby), 2)
     for question, answer, _ in asked:
@@ -245,7 +259,12 @@ def _weather(rng: Random) -> tuple[str, dict[str, Any], dict[str, Any], str]:
     sky = rng.choice(("rain", "sun", "snow", "fog", "wind"))
     asked = rng.choice(("What is the weather in {} for {} days?", "Tell me the weather in {} for the next {} days."))
     result = {"degrees": degrees, "sky": sky}
-    return asked.format(city, days), {"city": city, "days": days}, result, f"In {city} it is {degrees} degrees with {sky}."
+    return (
+        asked.format(city, days),
+        {"city": city, "days": days},
+        result,
+        f"In {city} it is {degrees} degrees with {sky}.",
+    )
 
 
 def _light(rng: Random) -> tuple[str, dict[str, Any], dict[str, Any], str]:

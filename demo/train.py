@@ -177,7 +177,9 @@ class Trainer:
         block.to(self.device)
         base = self.model.model
         block.start_from(base.layers[-1], base.hc_head, base.norm)
-        self.rest = Optimiser([*_named(block, "mtp."), *(p for n, m in indexers.items() for p in _named(m, f"{n}.indexer."))])
+        self.rest = Optimiser(
+            [*_named(block, "mtp."), *(p for n, m in indexers.items() for p in _named(m, f"{n}.indexer."))]
+        )
         _to_bfloat16(block)
         self.rest.quantised = True
         self.rest.publish()
@@ -257,14 +259,19 @@ class Trainer:
             (self.out / f"masters-{number}.safetensors.tmp").rename(self.out / f"masters-{number}.safetensors")
 
 
-def _named(root: nn.Module, prefix: str, keep: Callable[[str], bool] = lambda name: True) -> list[tuple[str, nn.Parameter]]:
+def _named(
+    root: nn.Module, prefix: str, keep: Callable[[str], bool] = lambda name: True
+) -> list[tuple[str, nn.Parameter]]:
     return [(prefix + name, p) for name, p in root.named_parameters() if keep(name)]
 
 
 def _published_name(name: str) -> str:
     """Indexers are known by short names while they are trained."""
-    return name.replace(".indexer.", ".self_attn.compressor.indexer.").replace("layers.", "model.layers.", 1) \
-        if name.startswith("layers.") else name
+    return (
+        name.replace(".indexer.", ".self_attn.compressor.indexer.").replace("layers.", "model.layers.", 1)
+        if name.startswith("layers.")
+        else name
+    )
 
 
 def _stays_float(name: str) -> bool:
@@ -300,7 +307,6 @@ def main() -> None:
     trainer.train_rest()
     trainer.save()
     trainer.log(done=True)
-
 
 
 if __name__ == "__main__":

@@ -139,9 +139,9 @@ class PoolOpened:
 class FetchExperts:
     """Read these experts of one MoE layer and keep them until the worker's clock passes `clock`.
 
-    They are what a look-up missed, and `held_slots` where it found the others: until the answer comes, the worker touches no other
-    slot, so every other slot may be reused at once. With `is_ahead` they belong to the next look-up, and that is not
-    so.
+    They are what a look-up missed, and `held_slots` where it found the others: until the answer comes, the worker
+    touches no other slot, so every other one may be reused at once. With `is_ahead` they belong to the next look-up,
+    and that is not so.
     """
 
     layer: int

@@ -6,6 +6,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+
 from services.worker.sampler import Sampler, SamplingParams, filtered_probabilities
 from shared.errors import ServiceError
 
@@ -77,6 +78,10 @@ def test_the_most_likely_token_is_never_excluded(temperature, top_p, top_k, min_
     ],
 )
 def test_values_out_of_range_are_refused_by_name(params):
-    name = next(f for f in ("temperature", "top_p", "top_k", "min_p", "seed") if getattr(params, f) != getattr(SamplingParams(), f))
+    name = next(
+        f
+        for f in ("temperature", "top_p", "top_k", "min_p", "seed")
+        if getattr(params, f) != getattr(SamplingParams(), f)
+    )
     with pytest.raises(ServiceError, match=name):
         params.check()
