@@ -22,7 +22,9 @@ def renderer() -> Renderer:
 
 def test_rows_follow_from_the_seed(renderer: Renderer) -> None:
     first, again, other = (list(islice(rows(renderer, seed, SHORT), 3)) for seed in (5, 5, 6))
-    assert all(np.array_equal(a.ids, b.ids) and np.array_equal(a.weights, b.weights) for a, b in zip(first, again))
+    assert all(
+        np.array_equal(a.ids, b.ids) and np.array_equal(a.weights, b.weights) for a, b in zip(first, again, strict=True)
+    )
     assert not np.array_equal(first[0].ids, other[0].ids)
     assert all(row.ids.shape == row.weights.shape == (SHORT,) for row in first)
 
