@@ -39,7 +39,7 @@ Main = Callable[[ServiceContext], None]
 # From the request to stop to the end of the process. honcho kills 5 s after its own SIGTERM.
 SHUTDOWN_S = 3.0
 # Of these, what the service's threads do not get: time to close the control socket and to say what hangs.
-LAST_WORDS_S = 0.3
+LAST_WORDS_S = 0.4
 
 
 def run_service(name: str, config: Config, main: Main) -> int:

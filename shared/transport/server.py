@@ -43,6 +43,9 @@ MAX_BACKLOG = 4096
 RECEIVE_BURST = 64
 SEND_BURST = 256
 RETRY_S = 0.005
+# At stop, so long for peers that read to take their last replies; then SERVER_LINGER_MS for what zmq has taken.
+FLUSH_S = 0.2
+FLUSH_RETRY_S = 0.0005
 # A monitor says that somebody left, not who: every peer is then probed. zmq forgets the peer a moment after the event.
 PROBE_DELAYS_S = (0.0, 0.002, 0.01, 0.05)
 
@@ -101,7 +104,10 @@ class Server:
         self._thread.start()
 
     def stop(self, drain_s: float = 0.0) -> None:
-        """Refuse new requests, give open ones `drain_s` to end, end the rest with `draining`, and close."""
+        """Refuse new requests, give open ones `drain_s` to end, end the rest with `draining`, and close.
+
+        A peer that does not take its last replies within FLUSH_S sees the connection end instead.
+        """
         if self._thread.ident is None or self._stop_at is not None:
             return
         self._stop_at = time.monotonic() + drain_s
@@ -141,7 +147,7 @@ class Server:
     def _is_drained(self) -> bool:
         if self._stop_at is None:
             return False
-        idle = not self._open and not self._posted and not any(p.backlog for p in self._peers.values())
+        idle = not self._open and not self._posted and not self._has_backlog()
         return idle or time.monotonic() >= self._stop_at
 
     def _patience_ms(self) -> int | None:
@@ -150,7 +156,7 @@ class Server:
         times = [self._probes[0]] if self._probes else []
         if self._stop_at is not None:
             times.append(self._stop_at)
-        if any(p.backlog for p in self._peers.values()):
+        if self._has_backlog():
             times.append(time.monotonic() + RETRY_S)
         return poll_ms(min(times)) if times else None
 
@@ -159,7 +165,13 @@ class Server:
             request.close(ErrorCode.DRAINING, f"{self._identity.service} is stopping")
         while self._posted:  # ends: with every request closed, nobody posts
             self._send_posted()
-        self._send_backlogs()
+        deadline = time.monotonic() + FLUSH_S
+        while self._has_backlog() and time.monotonic() < deadline:
+            self._send_backlogs()
+            time.sleep(FLUSH_RETRY_S)
+
+    def _has_backlog(self) -> bool:
+        return any(peer.backlog for peer in self._peers.values())
 
     # --- receiving -----------------------------------------------------------------------------------------------
 

@@ -47,6 +47,7 @@ from shared.protocol.messages import (
 )
 from shared.runtime.boot import Identity, make_identity
 from shared.transport import server as server_module
+from shared.transport import sockets as sockets_module
 from shared.transport.server import Server
 from shared.transport.sockets import pack_id
 
@@ -335,6 +336,20 @@ def test_stop_ends_open_requests_and_drops_what_comes_later(endpoint: str) -> No
             request.reply(ExpertsFetched())
 
 
+def test_stop_gets_every_last_reply_through_a_full_pipe(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sockets_module, "REQUEST_HWM", 16)
+    service = Service()
+    with RawPeer(endpoint, hello=False) as peer:
+        with serving(endpoint, service):
+            peer.request(Hello(PROTOCOL_VERSION, "worker", "00"))
+            for request_id in range(1, 201):
+                peer.send(request_id, fetch(HOLD))
+            until(lambda: len(service.held) == 200)
+        replies = dict(peer.receive() for _ in range(200))
+        assert {code_of(reply) for reply in replies.values()} == {ErrorCode.DRAINING}
+        assert set(replies) == set(range(1, 201))
+
+
 def test_stop_waits_for_what_can_end_in_time_and_takes_nothing_new(endpoint: str) -> None:
     service = Service()
     with RawPeer(endpoint, hello=False) as peer, serving(endpoint, service) as server:
@@ -394,7 +409,7 @@ def test_one_final_reply_each_under_everything_at_once(endpoint: str, seed: int)
 
 def _send_something(peer: RawPeer, request_id: int, rng: random.Random) -> None:
     if rng.random() < 0.2:
-        peer.send(request_id, generate(rng.randrange(20)))
+        peer.send(request_id, generate(rng.randrange(1, 20)))
     else:
         peer.send(request_id, fetch(rng.randrange(5)))
     if rng.random() < 0.3:
