@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from helpers import faults_attention
+from helpers import faults_attention, faults_compression, faults_experts
 from helpers.faults import Fault
 
-FAULTS = faults_attention.FAULTS
+FAULTS = (*faults_attention.FAULTS, *faults_compression.FAULTS, *faults_experts.FAULTS)
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
