@@ -152,7 +152,7 @@ def plans_of(directory: Path) -> list[ReadPlan]:
 
 def read_records(plans: list[ReadPlan]) -> float:
     """Bytes a second / 10^9 of expertd's reader, `THREADS` at a time."""
-    reader = RecordReader(direct=True, depth=1)
+    reader = RecordReader(direct=True, depth=THREADS)
     nbytes = sum(piece.nbytes for extent in plans[0].extents for piece in extent.pieces)
 
     def work(share: list[ReadPlan]) -> None:

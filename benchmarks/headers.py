@@ -22,12 +22,12 @@ from shared.checkpoint.schedule import expected_tensors
 from shared.checkpoint.synth_shapes import published_config
 
 MEASURE = """
-import json, resource, sys, time
+import json, sys, time
 started = time.perf_counter()
 from shared.checkpoint.index import TensorIndex
 index = TensorIndex.open(sys.argv[1])
 seconds = time.perf_counter() - started
-peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+peak = 1024 * next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("VmHWM"))
 print(json.dumps({"tensors": len(index.tensors), "files": len(index.files), "seconds": seconds, "peak_bytes": peak}))
 """
 

@@ -6,12 +6,12 @@ the backbone's. Source: the model card and reference code of DeepSeek-V4-Flash (
 
 from __future__ import annotations
 
+import copy
+
 import torch
 from torch import Tensor, nn
 from transformers import DeepseekV4Config
 from transformers.models.deepseek_v4 import modeling_deepseek_v4 as v4
-
-from demo.model import config
 
 
 class MtpBlock(nn.Module):
@@ -20,9 +20,10 @@ class MtpBlock(nn.Module):
     def __init__(self, backbone: DeepseekV4Config) -> None:
         super().__init__()
         extra = backbone.num_hidden_layers
-        made = config(num_hidden_layers=extra + 1)
-        made._attn_implementation = backbone._attn_implementation
-        made._experts_implementation = backbone._experts_implementation
+        made = copy.deepcopy(backbone)
+        made.num_hidden_layers = extra + 1
+        made.layer_types = [*backbone.layer_types, "sliding_attention"]
+        made.mlp_layer_types = [*backbone.mlp_layer_types, "moe"]
         width = made.hidden_size
         self.e_proj = nn.Linear(width, width, bias=False)
         self.h_proj = nn.Linear(width, width, bias=False)

@@ -21,7 +21,7 @@ THIRD_PARTY = {
     "services.expertd": {"numpy"},
     "services.front": {"tokenizers", "uvloop"},
     "services.monitor": {"rich"},
-    "services.worker": {"numpy", "torch"},
+    "services.worker": {"numpy", "safetensors", "torch"},
 }
 INTERNAL = {"kernels": {"kernels"}, "shared": {"shared"}} | {
     f"services.{name}": {"shared", f"services.{name}"} for name in SERVICES

@@ -13,7 +13,7 @@ import mmap
 import os
 import threading
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -57,6 +57,18 @@ class RecordReader:
     def is_direct(self) -> bool:
         """Whether reads go past the page cache."""
         return self._direct
+
+    def open(self, files: Iterable[Path]) -> None:
+        """Open files before anything is read from them, so that from now on a change of theirs is noticed.
+
+        Raises:
+            CheckpointError: one cannot be opened.
+        """
+        for path in files:
+            try:
+                self._open(path)
+            except OSError as error:
+                raise CheckpointError(f"{path}: cannot open ({error.strerror})") from error
 
     def read(self, plan: ReadPlan, slot: Bytes, staging: Staging) -> int:
         """Read a record into a slot, uint8 [slot_bytes]; the number of bytes asked of the drive.

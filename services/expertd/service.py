@@ -62,6 +62,7 @@ class ExpertService:
         self._heat_path = config.run_dir / FILE_NAME if config.cache.save_heat else None
         checksums = record_checksums(config.model.path) if config.reader.verify else None
         self._reader = RecordReader(config.reader.direct, config.reader.threads, checksums)
+        self._reader.open(records.files)
         self._policy_name = config.cache.policy
         self._cache = ExpertCache(pool.num_slots * pool.slot_bytes, POLICIES[config.cache.policy]())
         self._slots = Slots(pool.num_slots)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 import json
+import signal
 import sys
+import threading
 from dataclasses import asdict
 from pathlib import Path
 
@@ -59,10 +61,12 @@ def look(collector: Collector, *, as_json: bool) -> None:
 
 
 def watch(collector: Collector) -> None:
-    """Redraw until Ctrl-C."""
+    """Redraw until Ctrl-C, which only sets a flag: an exception could be lost in a destructor."""
     assert REFRESH_S < WINDOW_S
+    stopped = threading.Event()
+    signal.signal(signal.SIGINT, lambda number, frame: stopped.set())
     with Live(Text("listening ..."), console=Console(highlight=False), screen=True, auto_refresh=False) as live:
-        while True:
+        while not stopped.is_set():
             collector.listen(REFRESH_S)
             live.update(render(collector.view()), refresh=True)
 

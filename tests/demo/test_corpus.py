@@ -10,7 +10,7 @@ import pytest
 
 from demo import recall, tasks
 from demo.corpus import HERE, SHORT, Renderer, long_conversation, rows, short_conversation
-from demo.questions import judge, questions
+from demo.questions import Verdict, judge, questions
 from demo.tasks import Conversation
 from services.front.tokenizer import Tokenizer
 
@@ -29,18 +29,14 @@ def test_rows_follow_from_the_seed(renderer: Renderer) -> None:
     assert all(row.ids.shape == row.weights.shape == (SHORT,) for row in first)
 
 
-def _said(conversation: Conversation) -> set[str]:
-    """Everything that somebody says in it, each message apart."""
-    return {f"{message['role']}: {message['content']}" for message in conversation.messages}
-
-
 def test_no_evaluation_question_occurs_in_training() -> None:
     asked = [q for q in questions(lambda text: len(text.split()), share=0.3) if "seen" not in q.category]
     wanted = {q.conversation.messages[-2]["content"]: q.category for q in asked}
     rng = Random("training")
     trained = [short_conversation(rng) for _ in range(6000)] + [long_conversation(rng) for _ in range(20)]
     said = {message["content"] for talk in trained for message in talk.messages}
-    assert {wanted[text] for text in wanted.keys() & said} <= {"name after some turns", "tool call"}
+    # "What is my name?" is asked in training too; what is apart there is what was said before.
+    assert {wanted[text] for text in wanted.keys() & said} <= {"name after some turns"}
 
 
 def test_held_out_contents_never_appear_in_training() -> None:
@@ -49,14 +45,13 @@ def test_held_out_contents_never_appear_in_training() -> None:
     asked = [tasks.arithmetic(rng, evaluation=True) for _ in range(300)]
 
     def sums(talks: list[Conversation]) -> set[str]:
-        return {talk.messages[-1]["content"].split(" = ")[0] for talk in talks if not talk.thinking}
+        equations = [talk.messages[-1]["content"].rstrip(".").split(". ")[-1] for talk in talks]
+        return {equation.split(" = ")[0] for equation in equations}
 
     assert not sums(trained) & sums(asked)
     planted = {fact.sentence for _ in range(200) for fact in recall.draw_facts(rng, 20)}
     held = {recall.draw_fact(rng, evaluation=True).sentence for _ in range(500)}
     assert not planted & held
-    names = {tasks.remembered_name(rng, evaluation=e).messages[0]["content"].split(" ", 2)[-1] for e in (False, True)}
-    assert len(names) == 2
 
 
 def test_only_what_the_model_says_counts_fully(renderer: Renderer) -> None:
@@ -74,7 +69,7 @@ def test_the_right_answer_is_judged_right_and_another_is_not(renderer: Renderer,
         talk = task(rng, evaluation=True)
         whole, start = renderer.prompt(talk, answer=True), len(renderer.prompt(talk, answer=False))
         answer = b"".join(map(renderer.tokenizer.token_bytes, whole[start:])).decode()
-        assert judge(talk, answer) == judge(talk, answer).__class__(right=True, well_formed=True)
+        assert judge(talk, answer) == Verdict(right=True, well_formed=True)
         other = "<｜end▁of▁sentence｜>" if not talk.thinking else "So.</think>No.<｜end▁of▁sentence｜>"
         assert not judge(talk, other).right
         assert not judge(talk, answer.removesuffix("<｜end▁of▁sentence｜>") + "<think>").well_formed
