@@ -94,6 +94,11 @@ class ExpertRecords:
         self._config = config
         self.layout = RecordLayout.of(config)
 
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """Every file that a record may be read from."""
+        return self._index.files
+
     def plan(self, moe_layer: int, expert: int) -> ReadPlan:
         """The fewest reads that fetch a record. Raises CheckpointError if a tensor is missing or of another shape."""
         prefix = f"{self._config.layer_prefix(moe_layer)}ffn.experts.{expert}."
