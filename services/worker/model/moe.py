@@ -100,9 +100,7 @@ class MoE:
         w1, w3, w2 = (_dense(weight) for weight in (self._shared_w1, self._shared_w3, self._shared_w2))
         return Job(SHARED, quantised, torch.ones(quantised.shape[0]), w1, w3, w2)
 
-    def _jobs(
-        self, records: Mapping[int, torch.Tensor], quantised: torch.Tensor, assignment: Assignment
-    ) -> list[Job]:
+    def _jobs(self, records: Mapping[int, torch.Tensor], quantised: torch.Tensor, assignment: Assignment) -> list[Job]:
         return [
             Job(expert, assignment.rows(quantised, expert), assignment.weights(expert), *self._linears(record))
             for expert, record in records.items()
