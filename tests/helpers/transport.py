@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import os
+import signal
 import subprocess
 import sys
 import threading
@@ -174,6 +176,13 @@ def process(code: str, *arguments: object) -> Iterator[subprocess.Popen[str]]:
         child.kill()
         child.wait()
         child.stdout.close()
+
+
+def hang(child: subprocess.Popen[str]) -> None:
+    """Stop a child, as if it hung; returns when its last thread stands still."""
+    child.send_signal(signal.SIGSTOP)
+    _, status = os.waitpid(child.pid, os.WUNTRACED)
+    assert os.WIFSTOPPED(status)
 
 
 SERVER_CODE = """

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import threading
 import time
 from collections.abc import Iterator
@@ -20,6 +19,7 @@ from helpers.transport import (
     endless,
     fetch,
     generate,
+    hang,
     process,
     serving,
     tokens,
@@ -190,7 +190,7 @@ def test_connect_waits_for_a_service_that_comes_later(endpoint: str) -> None:
 
 def test_connect_to_a_service_that_hangs(endpoint: str) -> None:
     with process(SERVER_CODE, endpoint, "b007") as server, connected(endpoint):
-        server.send_signal(signal.SIGSTOP)
+        hang(server)
         client = BlockingClient(endpoint, make_identity("worker"))
         with pytest.raises(PeerLost, match="does not"):
             client.connect(0.1)

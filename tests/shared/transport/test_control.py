@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import signal
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from helpers.transport import SERVER_CODE, Service, process, serving
+from helpers.transport import SERVER_CODE, Service, hang, process, serving
 
 from shared.config import Config, ModelSection, RunConfig
 from shared.errors import ErrorCode, ServiceError
@@ -49,7 +48,7 @@ def test_a_socket_file_without_a_service(config: Config) -> None:
 def test_a_service_that_hangs(config: Config) -> None:
     with process(SERVER_CODE, config.endpoint("worker.control"), "b007") as service:
         assert ping(config, "worker", 5.0) is not None
-        service.send_signal(signal.SIGSTOP)
+        hang(service)
         assert ping(config, "worker", 0.1) is None
 
 
