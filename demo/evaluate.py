@@ -21,7 +21,7 @@ from transformers import DeepseekV4ForCausalLM, DynamicCache
 from demo.corpus import HERE, Renderer
 from demo.export import read_masters
 from demo.model import build
-from demo.questions import Question, Verdict, judge, questions
+from demo.questions import Question, Verdict, judge, questions, table
 from services.front.tokenizer import Tokenizer
 from services.worker.local_experts import LocalExperts
 from services.worker.model import Model
@@ -86,15 +86,6 @@ def ask(answerer: Answerer, asked: Sequence[Question], renderer: Renderer) -> di
             wanted = question.conversation.call or question.conversation.expected
             print(f"  wrong, {question.category}: {text!r}, wanted {wanted!r}", flush=True)
     return verdicts
-
-
-def table(verdicts: dict[str, list[Verdict]]) -> str:
-    lines = ["| questions | asked | right | well-formed |", "|---|---|---|---|"]
-    rows = [*verdicts.items(), ("all", [v for of_kind in verdicts.values() for v in of_kind])]
-    for category, given in rows:
-        right, formed = (sum(getattr(v, key) for v in given) / len(given) for key in ("right", "well_formed"))
-        lines.append(f"| {category} | {len(given)} | {right:.1%} | {formed:.1%} |")
-    return "\n".join(lines)
 
 
 def main() -> None:

@@ -13,7 +13,7 @@ from random import Random
 
 from demo import recall, tasks
 from demo.tasks import Conversation
-from services.front.chat.strict import Completion, MalformedCompletion, parse_strict
+from services.front.chat.strict import MalformedCompletion, parse_strict
 
 SEED = "evaluation 1"
 
@@ -70,11 +70,22 @@ def judge(conversation: Conversation, completion: str) -> Verdict:
         answer = parse_strict(completion, thinking=conversation.thinking)
     except MalformedCompletion:
         return Verdict(right=False, well_formed=False)
-    return Verdict(right=_is_right(conversation, answer), well_formed=True)
+    calls = [(call.name, json.loads(call.arguments)) for call in answer.calls]
+    return Verdict(is_right(conversation, answer.content, calls), well_formed=True)
 
 
-def _is_right(conversation: Conversation, answer: Completion) -> bool:
+def is_right(conversation: Conversation, content: str, calls: list[tuple[str, object]]) -> bool:
+    """Whether an answer that was taken apart holds what it must; `calls` are names and arguments."""
     if conversation.call is None:
-        return conversation.expected in answer.content and not answer.calls
-    name, arguments = conversation.call
-    return [(c.name, json.loads(c.arguments)) for c in answer.calls] == [(name, arguments)]
+        return conversation.expected in content and not calls
+    return calls == [conversation.call]
+
+
+def table(verdicts: dict[str, list[Verdict]]) -> str:
+    """Shares by category and over all, as Markdown."""
+    lines = ["| questions | asked | right | well-formed |", "|---|---|---|---|"]
+    rows = [*verdicts.items(), ("all", [v for of_kind in verdicts.values() for v in of_kind])]
+    for category, given in rows:
+        right, formed = (sum(getattr(v, key) for v in given) / len(given) for key in ("right", "well_formed"))
+        lines.append(f"| {category} | {len(given)} | {right:.1%} | {formed:.1%} |")
+    return "\n".join(lines)

@@ -14,9 +14,9 @@ import typer
 from shared.errors import ErrorCode, ExitCode, IceboxError, ServiceError
 
 # Each is a function of the same name in services.cli.<name>; shown in this order.
-COMMANDS = ("up", "wait", "chat", "status", "monitor", "logits", "synth", "verify", "pack", "plan", "doctor")
+COMMANDS = ("up", "wait", "chat", "status", "monitor", "logits", "synth", "verify", "pack", "plan", "doctor", "eval")
 # Programs of their own behind a subcommand: every option is theirs, --help included.
-PASSED_ON = ("logits",)
+PASSED_ON = ("logits", "eval")
 _ANYTHING = {"ignore_unknown_options": True, "allow_extra_args": True}
 
 

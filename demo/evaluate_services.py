@@ -1,0 +1,58 @@
+"""The held-out questions through the running services, as a client would ask them: `icebox eval demo`.
+
+Imports no torch. The front takes answers apart, so "well-formed" says here that an answer ended by itself, and that
+thinking was closed if it was on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+from demo.questions import Question, Verdict, is_right, questions, table
+from services.cli.conversation import Answer
+from services.cli.front_client import FrontClient
+from services.front.tokenizer import Tokenizer
+from shared.config import Config, default_config_path, load_config
+from shared.protocol.messages import Chat
+
+
+def ask(client: FrontClient, question: Question) -> Verdict:
+    """Put one question, greedily."""
+    talk = question.conversation
+    options = {"thinking": talk.thinking} | ({"tools": list(talk.tools)} if talk.tools else {})
+    chat = Chat(json.dumps(talk.messages[:-1]), 160, temperature=0.0, options_json=json.dumps(options))
+    answer = Answer()
+    reply = client.ask(chat, lambda c: answer.add(c.text, c.reasoning, c.tool_calls_json), lambda: False)
+    made = [call["function"] for call in json.loads(answer.tool_calls_json or "[]")]
+    calls = [(call["name"], json.loads(call["arguments"])) for call in made]
+    is_whole = reply.last.finish_reason in ("stop", "tool_calls") and bool(answer.reasoning) == talk.thinking
+    return Verdict(is_right(talk, answer.text, calls), is_whole)
+
+
+def run(config: Config, share: float) -> None:
+    """Ask all, or a share of every category, and print the table."""
+    tokenizer = Tokenizer.load(config.model.path)
+    client = FrontClient(config)
+    verdicts: dict[str, list[Verdict]] = {}
+    try:
+        client.connect()
+        for question in questions(lambda text: len(tokenizer.encode([(text, False)])), share):
+            verdicts.setdefault(question.category, []).append(ask(client, question))
+    finally:
+        client.close()
+    print(table(verdicts))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="icebox eval", description="Ask held-out questions of the running services.")
+    parser.add_argument("name", choices=("demo",), help="the set of questions")
+    parser.add_argument("--config", "-c", type=Path, help="the deployment's TOML file")
+    parser.add_argument("--share", type=float, default=1.0, help="of every category (%(default)s)")
+    args = parser.parse_args()
+    run(load_config(args.config or default_config_path()), args.share)
+
+
+if __name__ == "__main__":
+    main()

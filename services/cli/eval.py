@@ -1,0 +1,14 @@
+"""`icebox eval`: hands over to the program that asks the demo's held-out questions of the running services."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import typer
+
+
+def eval(context: typer.Context) -> None:
+    """Ask held-out questions of the running services and print the table: see `icebox eval --help`."""
+    sys.stdout.flush()
+    os.execv(sys.executable, [sys.executable, "-m", "demo.evaluate_services", *context.args])
