@@ -28,9 +28,9 @@ class Assignment:
         """The expert's tokens of x [m, d], in ascending order."""
         return x if self.is_single else x.index_select(0, self._tokens[expert])
 
-    def weights(self, expert: int) -> torch.Tensor:
-        """Their weights, float32 [t]."""
-        return self._weights[expert]
+    def weights(self, experts: Sequence[int]) -> torch.Tensor:
+        """The weights of these experts' tokens, one expert after the other, float32."""
+        return torch.cat([self._weights[expert] for expert in experts])
 
     def add(self, total: torch.Tensor, expert: int, y: torch.Tensor) -> None:
         """Add the expert's outputs y [t, d] to its tokens' rows of total, float32 [m, d]."""
