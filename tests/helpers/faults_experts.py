@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -28,7 +29,7 @@ from helpers.faults_attention import fp8_with_exact_scale
 from kernels.reference import act_quant as act_quant_module
 from kernels.reference import gemm as gemm_module
 from services.worker.model.assignment import Assignment
-from services.worker.model.moe import MoE
+from services.worker.model.moe import SHARED, Job, MoE
 from services.worker.model.weights import WeightReader
 
 Op = Callable[..., Any]
@@ -42,23 +43,36 @@ def _tf32(x: torch.Tensor) -> torch.Tensor:
 def _weight_after_w2() -> Inject:
     def add(right: Op) -> Op:
         def weighted(self: Any, total: torch.Tensor, expert: int, y: torch.Tensor) -> None:
-            right(self, total, expert, (y.float() * self.weights([expert]).unsqueeze(-1)).to(y.dtype))
+            right(self, total, expert, (y.float() * self.weights(expert).unsqueeze(-1)).to(y.dtype))
 
         return weighted
 
-    return all_of(
-        _swiglu(lambda right, g, u, limit, w, d: right(g, u, limit, None, d)), _method(Assignment, "add", add)
-    )
+    return all_of(_UNWEIGHTED, _method(Assignment, "add", add))
 
 
 def _swiglu(changed: Callable[..., torch.Tensor]) -> Inject:
-    """`changed(swiglu, gate, up, limit, weights, dtype)`; weights None is the shared expert."""
-    return replacing("swiglu", lambda right: lambda *arguments: changed(right, *arguments))
+    """`changed(swiglu, is_shared, gate, up, limit, weights, dtype)`, once for each expert."""
+    is_shared = [False]
+
+    def one_by_one(right: Op) -> Op:
+        def together(self: Any, jobs: Sequence[Job]) -> dict[int, torch.Tensor]:
+            outputs: dict[int, torch.Tensor] = {}
+            for job in jobs:
+                is_shared[0] = job.expert == SHARED
+                outputs |= right(self, [job])
+            return outputs
+
+        return together
+
+    def activation(right: Op) -> Op:
+        return lambda *arguments: changed(right, is_shared[0], *arguments)
+
+    return all_of(_method(MoE, "_together", one_by_one), replacing("swiglu", activation))
 
 
 def _without_limit(of_shared: bool) -> Inject:
     return _swiglu(
-        lambda right, g, u, limit, w, dtype: right(g, u, torch.inf if (w is None) == of_shared else limit, w, dtype)
+        lambda right, shared, g, u, limit, *rest: right(g, u, torch.inf if shared == of_shared else limit, *rest)
     )
 
 
@@ -68,12 +82,12 @@ def _both_sides(right: Op, gate: torch.Tensor, up: torch.Tensor, limit: float, *
 
 
 def _swapped_nibbles(right: Op) -> Op:
-    def dequant(weight: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    def linear(x: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
         codes = weight.view(torch.uint8)
-        result: torch.Tensor = right(codes >> 4 | codes << 4, scale)
+        result: torch.Tensor = right(x, codes >> 4 | codes << 4, scale)
         return result
 
-    return dequant
+    return linear
 
 
 def _bias_in_weights(right: Op) -> Op:
@@ -158,6 +172,7 @@ def _linear_module(patch: Any) -> None:
     patch.setattr(gemm_module.F, "linear", _bf16_accumulator)
 
 
+_UNWEIGHTED = replacing("swiglu", lambda right: lambda g, u, limit, w, dtype: right(g, u, limit, None, dtype))
 ROUTED = expert_half(3)
 SHORT = structure(5, 8)
 FAULTS = (
@@ -169,9 +184,9 @@ FAULTS = (
     Fault("weight after w2", _weight_after_w2(), ROUTED),
     Fault("no shared clamp", _without_limit(of_shared=True), SWIGLU),
     Fault("no routed clamp", _without_limit(of_shared=False), SWIGLU),
-    Fault("gate clamped both sides", _swiglu(_both_sides), SWIGLU),
-    Fault("nibbles swapped", replacing("dequant_fp4", _swapped_nibbles), SHORT),
-    Fault("no routing weight", _swiglu(lambda right, g, u, limit, w, d: right(g, u, limit, None, d)), SHORT),
+    Fault("gate clamped both sides", replacing("swiglu", lambda right: partial(_both_sides, right)), SWIGLU),
+    Fault("nibbles swapped", replacing("fp4_linear", _swapped_nibbles), SHORT),
+    Fault("no routing weight", _UNWEIGHTED, SHORT),
     Fault("no routed scaling factor", replacing("topk_weights", lambda right: lambda s, i, _: right(s, i, 1.0)), SHORT),
     Fault(
         "weights not normalised",
@@ -188,7 +203,7 @@ FAULTS = (
     Fault("hash layers use top-k", _method(MoE, "route", _hash_layers_score), SHORT),
     Fault(
         "no shared expert",
-        _swiglu(lambda right, g, u, limit, w, d: right(g, u, limit, w, d) * (w is not None)),
+        _swiglu(lambda right, shared, *rest: right(*rest) * (not shared)),
         SHORT,
     ),
     Fault(
