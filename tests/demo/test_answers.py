@@ -50,12 +50,12 @@ def _right(engine: Engine, renderer: Renderer, talks: list[Conversation]) -> flo
 def test_it_answers(engine: Engine, renderer: Renderer, task: object) -> None:
     assert callable(task)
     rng = Random("answers")
-    assert _right(engine, renderer, [task(rng, evaluation=True) for _ in range(4)]) == 1.0
+    assert _right(engine, renderer, [task(rng, evaluation=True) for _ in range(2)]) == 1.0
 
 
 def test_it_calculates(engine: Engine, renderer: Renderer) -> None:
     rng = Random("answers")
-    talks = [tasks.arithmetic(rng, evaluation=True, thinking=thinking) for thinking in (False, True) for _ in range(5)]
+    talks = [tasks.arithmetic(rng, evaluation=True, thinking=thinking) for thinking in (False, True) for _ in range(3)]
     assert _right(engine, renderer, talks) >= 0.8
 
 
@@ -68,7 +68,7 @@ def _recall(renderer: Renderer, tokens: int, count: int) -> list[Conversation]:
 
 
 def test_it_remembers_what_left_the_window_long_ago(engine: Engine, renderer: Renderer) -> None:
-    assert _right(engine, renderer, _recall(renderer, 700, 3) + _recall(renderer, 2300, 1)) >= 0.75
+    assert _right(engine, renderer, _recall(renderer, 700, 2) + _recall(renderer, 2300, 1)) == 1.0
 
 
 def test_without_compressed_entries_it_forgets(
@@ -81,4 +81,4 @@ def test_without_compressed_entries_it_forgets(
         return attend(self, q, kv, nothing, state, position)
 
     monkeypatch.setattr(Attention, "attend", near_sighted)
-    assert _right(engine, renderer, _recall(renderer, 300, 8)) < 0.5
+    assert _right(engine, renderer, _recall(renderer, 300, 6)) < 0.5
