@@ -10,6 +10,9 @@ from kernels.reference.scale import decode_scale
 
 ACT_BLOCK = 128
 
+# float32 values of a weight at once: 1 MiB, half of a common second-level cache.
+BLOCK_VALUES = 1 << 18
+
 
 def fp8_gemm(a: torch.Tensor, a_scale: torch.Tensor, w: torch.Tensor, w_scale: torch.Tensor) -> torch.Tensor:
     """a: [m, k] float8_e4m3fn, a_scale: [m, k/128]; w: [n, k] float8_e4m3fn, w_scale: [n/128, k/128]; both scales
@@ -19,7 +22,19 @@ def fp8_gemm(a: torch.Tensor, a_scale: torch.Tensor, w: torch.Tensor, w_scale: t
 
 def fp4_gemm(a: torch.Tensor, a_scale: torch.Tensor, w: torch.Tensor, w_scale: torch.Tensor) -> torch.Tensor:
     """As `fp8_gemm`, with w: [n, k/2], two e2m1 codes a byte, and w_scale: [n, k/32]."""
-    return F.linear(_activations(a, a_scale), dequant_fp4(w, w_scale)).to(torch.bfloat16)
+    return fp4_linear(_activations(a, a_scale), w, w_scale).to(torch.bfloat16)
+
+
+def fp4_linear(x: torch.Tensor, w: torch.Tensor, w_scale: torch.Tensor) -> torch.Tensor:
+    """x: [m, k] float32, quantised values; w, w_scale as in `fp4_gemm`. Returns x @ w^T, [m, n] float32.
+
+    A few rows of w at a time, so that their float32 values never leave the processor's cache.
+    """
+    rows = max(1, BLOCK_VALUES // x.shape[-1])
+    if w.shape[0] <= rows:
+        return F.linear(x, dequant_fp4(w, w_scale))
+    blocks = zip(w.split(rows), w_scale.split(rows), strict=True)
+    return torch.cat([F.linear(x, dequant_fp4(*block)) for block in blocks], -1)
 
 
 def _activations(a: torch.Tensor, a_scale: torch.Tensor) -> torch.Tensor:

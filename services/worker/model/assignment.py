@@ -13,8 +13,9 @@ class Assignment:
     def __init__(self, topk_ids: torch.Tensor, topk_weights: torch.Tensor) -> None:
         """topk_ids int64, topk_weights float32: [m, k], an expert at most once in a row."""
         self.is_single = len(topk_ids) == 1
+        self._tokens: dict[int, torch.Tensor] = {}
+        self._weights: dict[int, torch.Tensor]
         if self.is_single:
-            self._tokens: dict[int, torch.Tensor] = {}
             self._weights = dict(zip(topk_ids[0].tolist(), torch.split(topk_weights[0], 1), strict=True))
         else:
             ids, order = topk_ids.flatten().sort(stable=True)
@@ -28,9 +29,9 @@ class Assignment:
         """The expert's tokens of x [m, d], in ascending order."""
         return x if self.is_single else x.index_select(0, self._tokens[expert])
 
-    def weights(self, experts: Sequence[int]) -> torch.Tensor:
-        """The weights of these experts' tokens, one expert after the other, float32."""
-        return torch.cat([self._weights[expert] for expert in experts])
+    def weights(self, expert: int) -> torch.Tensor:
+        """Their weights, float32 [t]."""
+        return self._weights[expert]
 
     def add(self, total: torch.Tensor, expert: int, y: torch.Tensor) -> None:
         """Add the expert's outputs y [t, d] to its tokens' rows of total, float32 [m, d]."""

@@ -6,7 +6,7 @@ Each expert is computed alone on its own tokens and the sum goes by expert id, s
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -22,8 +22,22 @@ from shared.checkpoint.records import RecordLayout
 # Experts of one look-up in prefill: enough reads at once to keep a drive busy, few enough that computing starts early.
 WAVE = 32
 
-Weights = Callable[[int], torch.Tensor]
-"""0, 1, 2 -> w1, w3, w2 of an expert, float32."""
+SHARED = -1
+"""Stands for the shared expert among expert ids."""
+
+Linear = Callable[[torch.Tensor], torch.Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """An expert and its tokens: quantised rows [t, hidden], routing weights float32 [t]."""
+
+    expert: int
+    rows: torch.Tensor
+    routing: torch.Tensor
+    w1: Linear
+    w3: Linear
+    w2: Linear
 
 
 class MoE:
@@ -35,12 +49,15 @@ class MoE:
         self._config = config
         self._layer = layer
         self._precision = precision
-        self._layout = RecordLayout.of(config)
+        self._parts = RecordLayout.of(config).parts
+        self._part_sizes = [part.nbytes for part in self._parts]
         self._gate = reader.float32(f"{prefix}gate.weight")
         is_hash = config.is_hash_layer(layer)
         self._tid2eid = reader.stored(f"{prefix}gate.tid2eid") if is_hash else None
         self._bias = None if is_hash else reader.float32(f"{prefix}gate.bias")
-        self._shared = [reader.linear(f"{prefix}shared_experts.{name}") for name in ("w1", "w3", "w2")]
+        self._shared_w1, self._shared_w3, self._shared_w2 = (
+            reader.linear(f"{prefix}shared_experts.{name}") for name in ("w1", "w3", "w2")
+        )
 
     def hint(self, token_ids: torch.Tensor, experts: ExpertProvider) -> None:
         """Name the experts that these tokens will certainly need here, if the token id alone decides."""
@@ -62,56 +79,68 @@ class MoE:
         """x: [m, hidden] -> [m, hidden]."""
         assignment = Assignment(*self.route(x, token_ids))
         quantised = self._precision.activations(x)
-        shared = None
+        jobs = [self._shared_job(quantised)]
         total = torch.zeros(x.shape, dtype=torch.float32)
+        outputs: dict[int, torch.Tensor] = {}
         waves = _waves(assignment.experts, min(experts.wave_experts, WAVE))
         for number, wave in enumerate(waves):
             ahead = waves[number + 1] if number + 1 < len(waves) else ()
             look_up = experts.look_up(self._layer, wave, ahead)
-            if shared is None:
-                (shared,) = self._mlps([quantised], [self._shared.__getitem__], None)
-            outputs = self._outputs(look_up.hits, quantised, assignment)
-            outputs |= self._outputs(look_up.wait(), quantised, assignment)
+            jobs += self._jobs(look_up.hits, quantised, assignment)
+            outputs |= self._outputs(jobs, assignment)
+            outputs |= self._outputs(self._jobs(look_up.wait(), quantised, assignment), assignment)
             look_up.done()
             for expert in wave:
-                assignment.add(total, expert, outputs[expert])
-        assert shared is not None
-        return total.add_(shared).to(self._precision.dtype)
+                assignment.add(total, expert, outputs.pop(expert))
+            jobs = []
+        return total.add_(outputs[SHARED]).to(self._precision.dtype)
 
-    def _outputs(
-        self, records: Mapping[int, torch.Tensor], quantised: torch.Tensor, assignment: Assignment
-    ) -> dict[int, torch.Tensor]:
-        """For each record, its expert's outputs for its tokens [t, hidden], weighted."""
-        groups = [list(records)] if assignment.is_single else [[expert] for expert in records]
-        outputs: dict[int, torch.Tensor] = {}
-        for group in filter(None, groups):
-            rows = [assignment.rows(quantised, expert) for expert in group]
-            weights = [partial(self._weight, records[expert]) for expert in group]
-            outputs |= zip(group, self._mlps(rows, weights, assignment.weights(group)), strict=True)
-        return outputs
+    def _shared_job(self, quantised: torch.Tensor) -> Job:
+        """The shared expert takes every token as it is."""
+        w1, w3, w2 = (_dense(weight) for weight in (self._shared_w1, self._shared_w3, self._shared_w2))
+        return Job(SHARED, quantised, torch.ones(quantised.shape[0]), w1, w3, w2)
 
-    def _weight(self, record: torch.Tensor, number: int) -> torch.Tensor:
-        """One of w1, w3 [width, hidden] and w2 [hidden, width] of a record, float32."""
-        weight, scale = (
-            record.narrow(0, part.offset, part.nbytes).view(part.shape)
-            for part in self._layout.parts[2 * number : 2 * number + 2]
-        )
-        return kernels.dequant_fp4(weight, scale.view(torch.float8_e8m0fnu))
+    def _jobs(self, records: Mapping[int, torch.Tensor], quantised: torch.Tensor, assignment: Assignment) -> list[Job]:
+        return [
+            Job(expert, assignment.rows(quantised, expert), assignment.weights(expert), *self._linears(record))
+            for expert, record in records.items()
+        ]
 
-    def _mlps(
-        self, rows: Sequence[torch.Tensor], weights: Sequence[Weights], routing: torch.Tensor | None
-    ) -> list[torch.Tensor]:
-        """Each expert on its own rows, only what lies between the products on all of them at once.
+    def _linears(self, record: torch.Tensor) -> list[Linear]:
+        """The products with a record's w1, w3 and w2."""
+        parts = record.split_with_sizes(self._part_sizes)
+        shaped = [part.view(p.shape) for part, p in zip(parts, self._parts, strict=True)]
+        return [_fp4(weight, scale) for weight, scale in zip(shaped[::2], shaped[1::2], strict=True)]
 
-        For single rows that saves most of the operations; larger groups would be cut between threads elsewhere than
-        alone, which may change a last bit. A weight is made just before its use, so that it is still in the cache.
+    def _outputs(self, jobs: Sequence[Job], assignment: Assignment) -> dict[int, torch.Tensor]:
+        """Each job's outputs [t, hidden], weighted. The jobs of a single token go together.
+
+        That saves most of the operations of a decode step. Larger groups would be cut between threads elsewhere than
+        alone, which may change a last bit.
         """
+        if assignment.is_single:
+            return self._together(jobs) if jobs else {}
+        return {job.expert: self._together([job])[job.expert] for job in jobs}
+
+    def _together(self, jobs: Sequence[Job]) -> dict[int, torch.Tensor]:
+        """What lies between the products is done for all rows at once."""
         dtype = self._precision.dtype
-        inner = [(F.linear(x, w(0)), F.linear(x, w(1))) for x, w in zip(rows, weights, strict=True)]
-        gate, up = (torch.cat(parts).to(dtype) for parts in zip(*inner, strict=True))
+        gate = torch.cat([job.w1(job.rows) for job in jobs]).to(dtype)
+        up = torch.cat([job.w3(job.rows) for job in jobs]).to(dtype)
+        routing = torch.cat([job.routing for job in jobs])
         hidden = kernels.swiglu(gate, up, self._config.swiglu_limit, routing, dtype)
-        inputs = torch.split(self._precision.activations(hidden), [len(x) for x in rows])
-        return [F.linear(x, w(2)).to(dtype) for x, w in zip(inputs, weights, strict=True)]
+        inputs = self._precision.activations(hidden).split_with_sizes([job.rows.shape[0] for job in jobs])
+        outputs = torch.cat([job.w2(rows) for job, rows in zip(jobs, inputs, strict=True)]).to(dtype)
+        parts = outputs.split_with_sizes([job.rows.shape[0] for job in jobs])
+        return {job.expert: part for job, part in zip(jobs, parts, strict=True)}
+
+
+def _dense(weight: torch.Tensor) -> Linear:
+    return lambda x: F.linear(x, weight)
+
+
+def _fp4(weight: torch.Tensor, scale: torch.Tensor) -> Linear:
+    return lambda x: kernels.fp4_linear(x, weight, scale.view(torch.float8_e8m0fnu))
 
 
 def _waves(experts: Sequence[int], size: int) -> list[Sequence[int]]:
