@@ -1,0 +1,80 @@
+"""Weights from files: values, and errors that name file and tensor."""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from helpers import goldens
+from safetensors.torch import load_file
+
+import kernels
+from services.worker.model import Model
+from services.worker.model.weights import WeightReader
+from shared.checkpoint.config import ModelConfig
+from shared.checkpoint.index import TensorIndex
+from shared.errors import CheckpointError
+
+
+@pytest.fixture(scope="module")
+def tensors() -> dict[str, torch.Tensor]:
+    files = sorted(goldens.TINY_A.glob("model-*.safetensors"))
+    return {name: tensor for file in files for name, tensor in load_file(file).items()}
+
+
+@pytest.fixture
+def copy(tmp_path: Path) -> TensorIndex:
+    """The checkpoint's index over files that may be damaged."""
+    return TensorIndex.open(shutil.copytree(goldens.TINY_A, tmp_path / "checkpoint"))
+
+
+def test_every_dense_tensor_is_read_as_stored(tensors: dict[str, torch.Tensor]) -> None:
+    reader = WeightReader(TensorIndex.open(goldens.TINY_A))
+    for name, expected in tensors.items():
+        got = reader.stored(name)
+        assert (got.dtype, got.shape) == (expected.dtype, expected.shape), name
+        assert torch.equal(got.view(torch.uint8), expected.contiguous().view(torch.uint8)), name
+
+
+def test_linears_lie_above_each_other(tensors: dict[str, torch.Tensor]) -> None:
+    reader = WeightReader(TensorIndex.open(goldens.TINY_A))
+    names = ["layers.0.attn.wq_a", "layers.0.attn.wkv"]
+    expected = [kernels.dequant_fp8(tensors[f"{n}.weight"], tensors[f"{n}.scale"]) for n in names]
+    assert torch.equal(reader.linears(*names), torch.cat(expected))
+
+
+def test_names_a_missing_tensor() -> None:
+    with pytest.raises(CheckpointError, match=r"layers\.0\.attn\.wq_z\.weight"):
+        WeightReader(TensorIndex.open(goldens.TINY_A)).linear("layers.0.attn.wq_z")
+
+
+def test_names_a_file_cut_after_its_header_was_read(copy: TensorIndex) -> None:
+    info = copy["head.weight"]
+    with info.file.open("r+b") as file:
+        file.truncate(info.offset + info.nbytes // 2)
+    with pytest.raises(CheckpointError, match=rf"{info.file.name}: ends inside tensor head\.weight"):
+        Model.load(copy, ModelConfig.from_dir(goldens.TINY_A), 64)
+
+
+def test_names_a_file_that_went_away(copy: TensorIndex) -> None:
+    info = copy["embed.weight"]
+    info.file.unlink()
+    with pytest.raises(CheckpointError, match=rf"{info.file.name}: cannot read tensor embed\.weight"):
+        Model.load(copy, ModelConfig.from_dir(goldens.TINY_A), 64)
+
+
+def test_names_a_type_that_the_model_has_no_use_for(copy: TensorIndex) -> None:
+    strange = copy["norm.weight"]._replace(dtype="F64")
+    index = dataclasses.replace(copy, tensors={**copy.tensors, "norm.weight": strange})
+    with pytest.raises(CheckpointError, match=r"norm\.weight has type F64"):
+        WeightReader(index).float32("norm.weight")
+
+
+def test_load_says_what_it_is_at() -> None:
+    said: list[str] = []
+    Model.load(TensorIndex.open(goldens.TINY_A), ModelConfig.from_dir(goldens.TINY_A), 64, progress=said.append)
+    assert said[0] == "weights: layer 1 of 6"
+    assert len(said) >= 6
