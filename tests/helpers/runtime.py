@@ -41,7 +41,7 @@ def behave(context: ServiceContext, what: str) -> None:
         context.progress("shard 3 of 48")
         context.wait()
         return
-    context.on_stop(lambda: print("on_stop", flush=True))
+    context.on_stop(lambda: _on_stop(0.3 if what == "slow-callback" else 0.0))
     if what == "crash-thread":
         threading.Thread(target=lambda: 1 / 0, name="reader").start()
     if what == "leave-thread":
@@ -52,6 +52,11 @@ def behave(context: ServiceContext, what: str) -> None:
     context.wait()
     if what == "slow":
         time.sleep(1.0)
+
+
+def _on_stop(seconds: float) -> None:
+    time.sleep(seconds)
+    print("on_stop", flush=True)
 
 
 def main() -> int:

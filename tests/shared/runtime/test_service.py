@@ -57,6 +57,14 @@ def test_it_is_draining_until_it_has_stopped(config: Config) -> None:
         assert process.end()[0] == ExitCode.OK
 
 
+def test_on_stop_callbacks_end_before_the_process_does(config: Config) -> None:
+    with started("worker", config, "slow-callback") as process:
+        process.wait_for("ready")
+        process.popen.terminate()
+        code, out, _ = process.end()
+    assert (code, out) == (ExitCode.OK, "on_stop\n")
+
+
 @pytest.mark.parametrize(
     ("what", "code", "text"),
     [

@@ -105,6 +105,17 @@ def test_finish_of_a_stream_is_its_last_part(client: BlockingClient) -> None:
     assert client.poll(0.0) is None
 
 
+def test_finish_of_a_stream_that_has_arrived_already(client: BlockingClient, service: Service) -> None:
+    request_id = client.start(generate(0))
+    until(lambda: service.held)
+    for token in range(3):
+        service.held[0].stream(tokens(token))
+    service.held[0].reply(tokens(finish_reason="stop"))
+    assert client.call(fetch(REPLY), 5.0) == ExpertsFetched()  # came later, so all of the stream is here
+    assert client.finish(request_id, 0.0) == tokens(finish_reason="stop")
+    assert client.poll(0.0) is None
+
+
 def test_poll_waits_no_longer_than_told(client: BlockingClient) -> None:
     started = time.monotonic()
     assert client.poll(0.05) is None
@@ -261,6 +272,21 @@ def _renewed(endpoint: str) -> Iterator[Service]:
     service = Service()
     with serving(endpoint, service, Identity("expertd", "second")):
         yield service
+
+
+def test_nothing_reaches_the_successor_before_connect(endpoint: str) -> None:
+    client = BlockingClient(endpoint, make_identity("worker"))
+    with process(SERVER_CODE, endpoint, "first"):
+        client.connect(10.0)
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    successor = context.socket(zmq.ROUTER)
+    successor.bind(endpoint)
+    client.start(fetch(HOLD))  # sent before the loss is noticed
+    assert not successor.poll(300)
+    with pytest.raises(PeerLost):
+        client.poll(0.0)
+    client.close()
+    context.destroy(linger=0)
 
 
 def test_what_the_service_said_before_it_stopped_is_delivered(endpoint: str) -> None:

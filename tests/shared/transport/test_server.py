@@ -48,6 +48,7 @@ from shared.protocol.messages import (
 from shared.runtime.boot import Identity, make_identity
 from shared.transport import server as server_module
 from shared.transport import sockets as sockets_module
+from shared.transport.request import Request
 from shared.transport.server import Server
 from shared.transport.sockets import pack_id
 
@@ -288,33 +289,65 @@ def test_a_peer_that_does_not_read_loses_its_requests_and_harms_nobody(
         assert lazy.request(fetch(REPLY)) == ExpertsFetched()
 
 
-def test_a_stream_faster_than_the_socket_ends_and_is_bounded(
-    endpoint: str, service: Service, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_waits_to_be_sent_is_bounded(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server_module, "MAX_BACKLOG", 50)
+    service, busy, go_on = Service(), threading.Event(), threading.Event()
+
+    def handle(request: Request) -> None:
+        if isinstance(request.message, PrefetchHint):  # keeps the server's thread from sending
+            busy.set()
+            go_on.wait(30.0)
+        else:
+            service.handle(request)
+
+    server = Server(endpoint, make_identity("worker"), handle)
+    server.start()
     with RawPeer(endpoint) as peer:
-        peer.send(1, generate(10**9))
-        while not is_final(reply := peer.receive()[1]):
-            pass
-        assert code_of(reply) == ErrorCode.NO_CAPACITY
-        assert service.seen[0].cancelled.is_set()
+        peer.send(1, generate(0))
+        peer.send(0, PrefetchHint(0, ()))
+        assert busy.wait(5.0)
+        (stream,) = service.held
+        for token in range(50):
+            stream.stream(tokens(token))
+        assert not stream.cancelled.is_set()
+        stream.stream(tokens(50))
+        assert stream.cancelled.is_set()
+        stream.stream(tokens(51))
+        stream.reply(tokens(finish_reason="abort"))
+        assert len(server._posted) == 51
+        go_on.set()
+        assert [peer.receive() for _ in range(50)] == [(1, tokens(token)) for token in range(50)]
+        request_id, reply = peer.receive()
+        assert (request_id, code_of(reply)) == (1, ErrorCode.NO_CAPACITY)
         assert peer.request(fetch(REPLY)) == ExpertsFetched()
+    server.stop()
 
 
 def test_a_stream_without_pause_starves_neither_others_nor_stop(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server_module, "MAX_BACKLOG", 10**9)
-    service = Service()
-    with RawPeer(endpoint, hello=False) as fast, serving(endpoint, service) as server:
-        fast.request(Hello(PROTOCOL_VERSION, "fast", "00"))
-        fast.send(1, generate(10**9))
-        fast.receive()
-        with RawPeer(endpoint) as other:
+    service, over = Service(), threading.Event()
+    with serving(endpoint, service) as server, RawPeer(endpoint) as fast, RawPeer(endpoint) as other:
+        fast.send(1, generate(0))
+        until(lambda: service.held)
+        forward = server._forward
+
+        def forward_and_post_again(request: Request, body: bytes, final: bool) -> None:
+            """As if a thread posted the next part whenever one has left."""
+            if final or request.cancelled.is_set() or over.is_set():
+                forward(request, body, final)
+            else:
+                server._posted.append((request, body, final))
+
+        monkeypatch.setattr(server, "_forward", forward_and_post_again)
+        try:
+            service.held[0].stream(tokens(1))
             for _ in range(20):
                 assert isinstance(other.request(Ping()), Pong)
-        stopping = threading.Thread(target=server.stop)
-        stopping.start()
-        stopping.join(5.0)
-        assert not stopping.is_alive()
+            stopping = threading.Thread(target=server.stop)
+            stopping.start()
+            stopping.join(5.0)
+            assert not stopping.is_alive()
+        finally:
+            over.set()
 
 
 # --- stopping ------------------------------------------------------------------------------------------------------
