@@ -9,7 +9,7 @@ from kernels.reference.attention import masked_attention, sparse_attention
 from kernels.reference.compressor import compress, compress_overlapping
 from kernels.reference.dequant import dequant_fp4, dequant_fp8
 from kernels.reference.fp4_simulate import fp4_simulate
-from kernels.reference.gemm import fp4_gemm, fp4_linear, fp8_gemm
+from kernels.reference.gemm import fp4_gemm, fp4_linear, fp4_linears, fp8_gemm
 from kernels.reference.hadamard import hadamard
 from kernels.reference.hyper_connection import hc_head_weights, hc_mixes, hc_post, hc_pre, hc_split_sinkhorn
 from kernels.reference.indexer import index_scores, index_topk
@@ -27,6 +27,7 @@ __all__ = [
     "dequant_fp8",
     "fp4_gemm",
     "fp4_linear",
+    "fp4_linears",
     "fp4_simulate",
     "fp8_gemm",
     "fp8_simulate",

@@ -20,18 +20,18 @@ def act_quant(x: torch.Tensor, block: int = 128) -> tuple[torch.Tensor, torch.Te
     [..., k / block] float8_e8m0fnu with x = q * scale; scale = 2^ceil(log2(max(amax, 1e-4) / 448)).
     """
     blocks, scale = _scaled(x, block)
-    return blocks.flatten(-2).to(torch.float8_e4m3fn), scale.squeeze(-1).to(torch.float8_e8m0fnu)
+    return blocks.flatten(-2).type(torch.float8_e4m3fn), scale.squeeze(-1).type(torch.float8_e8m0fnu)
 
 
 def act_round(x: torch.Tensor, block: int = 128) -> torch.Tensor:
     """What `act_quant` keeps of x: q * scale as float32 [..., k]."""
     blocks, scale = _scaled(x, block)
-    return blocks.to(torch.float8_e4m3fn).to(torch.float32).mul_(scale).view(x.shape)
+    return blocks.type(torch.float8_e4m3fn).float().mul_(scale).view(x.shape)
 
 
 def fp8_simulate(x: torch.Tensor, block: int = 64) -> torch.Tensor:
     """Quantise and dequantise, in the type of x: what the model does to cached keys (all but their rope part)."""
-    return act_round(x, block).to(x.dtype)
+    return act_round(x, block).type(x.dtype)
 
 
 def _scaled(x: torch.Tensor, block: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -39,7 +39,7 @@ def _scaled(x: torch.Tensor, block: int) -> tuple[torch.Tensor, torch.Tensor]:
 
     The quotient passes e4m3's maximum by a rounding error at most, which the conversion rounds back: no clamp.
     """
-    blocks = x.to(torch.float32).reshape(*x.shape[:-1], x.shape[-1] // block, block)
+    blocks = x.float().reshape(*x.shape[:-1], x.shape[-1] // block, block)
     amax = torch.linalg.vector_norm(blocks, math.inf, -1, keepdim=True)
-    scale = ceil_power_of_two(amax.clamp_min_(SMALLEST_AMAX).mul_(constant(1.0 / E4M3_MAX)))
+    scale = ceil_power_of_two(amax.clamp_min_(constant(SMALLEST_AMAX)), E4M3_MAX)
     return blocks / scale, scale

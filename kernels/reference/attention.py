@@ -18,11 +18,11 @@ def sparse_attention(
 
     q: [m, h, d], kv: [t, d], sink: [h] float32, topk_idxs: [m, j] (-1 is nothing). Returns [m, h, d] in q's type.
     """
-    rows = kv[topk_idxs.clamp_min(0).long()].to(torch.float32)
-    scores = torch.einsum("mhd,mjd->mhj", q.to(torch.float32), rows) * scale
+    rows = kv[topk_idxs.clamp_min(0).long()].float()
+    scores = torch.einsum("mhd,mjd->mhj", q.float(), rows) * scale
     scores = scores.masked_fill((topk_idxs < 0).unsqueeze(1), -torch.inf)
     probabilities, denominator = _softmax_with_sink(scores, sink, q.dtype)
-    return (torch.einsum("mhj,mjd->mhd", probabilities, rows) / denominator).to(q.dtype)
+    return (torch.einsum("mhj,mjd->mhd", probabilities, rows) / denominator).type(q.dtype)
 
 
 def masked_attention(
@@ -33,11 +33,11 @@ def masked_attention(
     q: [m, h, d], kv: [t, d] float32, sink: [h] float32, mask: [m, t] bool. Returns [m, h, d] in q's type.
     """
     m, h, d = q.shape
-    scores = (q.to(torch.float32).view(m * h, d) @ kv.T).view(m, h, -1).mul_(constant(scale))
+    scores = (q.float().view(m * h, d) @ kv.T).view(m, h, -1).mul_(constant(scale))
     if mask is not None:
         scores = scores.masked_fill(~mask.unsqueeze(1), -torch.inf)
     probabilities, denominator = _softmax_with_sink(scores, sink, q.dtype)
-    return ((probabilities.view(m * h, -1) @ kv).view(m, h, d) / denominator).to(q.dtype)
+    return ((probabilities.view(m * h, -1) @ kv).view(m, h, d) / denominator).type(q.dtype)
 
 
 def _softmax_with_sink(
@@ -47,4 +47,4 @@ def _softmax_with_sink(
     top = scores.amax(-1, keepdim=True)
     exponentials = (scores - top).exp_()
     denominator = (sink.unsqueeze(-1) - top).exp_().add_(exponentials.sum(-1, keepdim=True))
-    return exponentials.to(dtype).to(torch.float32), denominator
+    return exponentials.type(dtype).float(), denominator

@@ -15,7 +15,7 @@ def dequant_fp8(weight: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
     """weight: [n, k] float8_e4m3fn, scale: [ceil(n/128), ceil(k/128)] float8_e8m0fnu; returns [n, k] float32."""
     n, k = weight.shape
     rows = decode_scale(scale).repeat_interleave(FP8_BLOCK, 0)[:n]
-    return weight.to(torch.float32) * rows.repeat_interleave(FP8_BLOCK, 1)[:, :k]
+    return weight.float() * rows.repeat_interleave(FP8_BLOCK, 1)[:, :k]
 
 
 def dequant_fp4(weight: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
@@ -27,8 +27,8 @@ def dequant_fp4(weight: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
 
 def _decode_fp4(codes: torch.Tensor) -> torch.Tensor:
     """The values of packed codes, float32 [2 * codes.numel()]."""
-    pairs_of_bytes = codes.reshape(-1).view(torch.uint16).to(torch.int32)
-    return torch.index_select(_QUADS, 0, pairs_of_bytes).view(torch.float16).to(torch.float32)
+    pairs_of_bytes = codes.reshape(-1).view(torch.uint16).int()
+    return torch.index_select(_QUADS, 0, pairs_of_bytes).view(torch.float16).float()
 
 
 def _quads() -> torch.Tensor:

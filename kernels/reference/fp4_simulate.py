@@ -18,11 +18,11 @@ def fp4_simulate(x: torch.Tensor, block: int = 32) -> torch.Tensor:
 
     scale = 2^ceil(log2(amax / 6)); q rounds to 0, .5, 1, 1.5, 2, 3, 4, 6 with ties to the even code.
     """
-    blocks = x.to(torch.float32).reshape(*x.shape[:-1], x.shape[-1] // block, block)
+    blocks = x.float().reshape(*x.shape[:-1], x.shape[-1] // block, block)
     amax = torch.linalg.vector_norm(blocks, math.inf, -1, keepdim=True).clamp_min_(SMALLEST_AMAX)
-    scale = ceil_power_of_two(amax.mul_(constant(1.0 / E2M1_MAX)))
+    scale = ceil_power_of_two(amax, E2M1_MAX)
     # The grid's step doubles at 2 and at 4; inside each stretch, ties to even codes are ties to even multiples.
     # A step is half the power of two below the value, but not under 0.5, so bits and a floor give it.
     scaled = blocks / scale
     step = floor_power_of_two(scaled).clamp_min_(constant(1.0)).mul_(constant(0.5))
-    return (scaled / step).round_().mul_(step.mul_(scale)).view(x.shape).to(x.dtype)
+    return (scaled / step).round_().mul_(step.mul_(scale)).view(x.shape).type(x.dtype)

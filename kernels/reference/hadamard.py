@@ -12,7 +12,7 @@ from kernels.reference.constants import constant
 def hadamard(x: torch.Tensor) -> torch.Tensor:
     """x: [..., n], n a power of two; returns H x * n^-0.5 in the type of x, summed in float32, rounded once."""
     n = x.shape[-1]
-    return (x.to(torch.float32) @ _signs(n)).mul_(constant(n**-0.5)).to(x.dtype)
+    return (x.float() @ _signs(n)).mul_(constant(n**-0.5)).type(x.dtype)
 
 
 @functools.cache

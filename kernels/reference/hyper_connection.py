@@ -15,7 +15,7 @@ from kernels.reference.rms_norm import inverse_rms
 
 def hc_mixes(h: torch.Tensor, fn: torch.Tensor, eps: float) -> torch.Tensor:
     """The projection of all streams that sets the mixing. h: [m, n, d]; fn: [k, n * d] float32; returns [m, k]."""
-    v = h.flatten(1).to(torch.float32)
+    v = h.flatten(1).float()
     return F.linear(v, fn).mul_(inverse_rms(v, eps))
 
 
@@ -90,7 +90,7 @@ def _sinkhorn_4x4(rows: list[list[float]], iterations: int, eps: float) -> list[
 
 def hc_pre(h: torch.Tensor, pre: torch.Tensor) -> torch.Tensor:
     """The sublayer's input: sum of the streams, weighted. h: [m, n, d], pre: [m, n]; returns [m, d] in h's type."""
-    return torch.bmm(pre.unsqueeze(1), h.to(torch.float32)).squeeze(1).to(h.dtype)
+    return torch.bmm(pre.unsqueeze(1), h.float()).squeeze(1).type(h.dtype)
 
 
 def hc_post(x: torch.Tensor, h: torch.Tensor, post: torch.Tensor, comb: torch.Tensor) -> torch.Tensor:
@@ -98,8 +98,8 @@ def hc_post(x: torch.Tensor, h: torch.Tensor, post: torch.Tensor, comb: torch.Te
 
     x: [m, d], h: [m, n, d], post: [m, n], comb: [m, n, n]; returns [m, n, d] in h's type.
     """
-    mixed = torch.bmm(comb.transpose(1, 2), h.to(torch.float32))
-    return torch.addcmul(mixed, post.unsqueeze(-1), x.to(torch.float32).unsqueeze(1)).to(h.dtype)
+    mixed = torch.bmm(comb.transpose(1, 2), h.float())
+    return torch.addcmul(mixed, post.unsqueeze(-1), x.float().unsqueeze(1)).type(h.dtype)
 
 
 def hc_head_weights(mixes: torch.Tensor, scale: torch.Tensor, base: torch.Tensor, eps: float) -> torch.Tensor:

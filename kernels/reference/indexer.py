@@ -8,8 +8,8 @@ import torch
 def index_scores(q: torch.Tensor, k: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
     """sum over heads of relu(q . k) * weight. q: [m, h, d], k: [t, d], weights: [m, h]; returns [m, t] float32."""
     m, h, d = q.shape
-    dots = (q.to(torch.float32).view(m * h, d) @ k.to(torch.float32).T).view(m, h, -1)
-    return torch.bmm(weights.to(torch.float32).unsqueeze(1), dots.relu_()).squeeze(1)
+    dots = (q.float().view(m * h, d) @ k.float().T).view(m, h, -1)
+    return torch.bmm(weights.float().unsqueeze(1), dots.relu_()).squeeze(1)
 
 
 def index_topk(scores: torch.Tensor, visible: torch.Tensor, topk: int) -> torch.Tensor:

@@ -9,8 +9,8 @@ from kernels.reference.constants import constant
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     """x: [..., d], weight: [d] float32. All in float32, one rounding to the type of x."""
-    y = x.to(torch.float32)
-    return (y * inverse_rms(y, eps)).mul_(weight).to(x.dtype)
+    y = x.float()
+    return (y * inverse_rms(y, eps)).mul_(weight).type(x.dtype)
 
 
 def inverse_rms(y: torch.Tensor, eps: float) -> torch.Tensor:

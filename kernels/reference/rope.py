@@ -46,6 +46,6 @@ def rope(x: torch.Tensor, rotation: torch.Tensor, inverse: bool = False) -> torc
     out = x.clone(memory_format=torch.contiguous_format)
     turned = out.narrow(-1, x.shape[-1] - 2 * half, 2 * half)
     factor = (rotation.conj() if inverse else rotation).view(-1, *(1,) * (x.dim() - 2), half)
-    pairs = torch.view_as_complex(turned.to(torch.float32).view(*x.shape[:-1], half, 2))
+    pairs = torch.view_as_complex(turned.float().view(*x.shape[:-1], half, 2))
     turned.copy_(torch.view_as_real(pairs * factor).view(turned.shape))
     return out

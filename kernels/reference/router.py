@@ -8,7 +8,7 @@ import torch.nn.functional as F
 
 def router_scores(x: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
     """sqrt(softplus(x @ gate^T)) in float32. x: [m, d], gate: [experts, d] float32; returns [m, experts]."""
-    return F.softplus(F.linear(x.to(torch.float32), gate)).sqrt()
+    return F.softplus(F.linear(x.float(), gate)).sqrt()
 
 
 def route_by_score(scores: torch.Tensor, bias: torch.Tensor, topk: int) -> torch.Tensor:

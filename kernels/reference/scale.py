@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
+import functools
+import struct
+
 import torch
 
-_MANTISSA = torch.tensor(0x7FFFFF, dtype=torch.int32)
 _EXPONENT = torch.tensor(0x7F800000, dtype=torch.int32)
-_SIGN_AND_EXPONENT = torch.tensor(-0x800000, dtype=torch.int32)
+_MANTISSA = 0x7FFFFF
 
 
-def ceil_power_of_two(x: torch.Tensor) -> torch.Tensor:
-    """2^ceil(log2 x), exact, from the bits. x: float32, normal and positive; any shape."""
-    # Adding the mask carries into the exponent unless the mantissa is zero already.
-    return (x.view(torch.int32) + _MANTISSA).bitwise_and_(_SIGN_AND_EXPONENT).view(torch.float32)
+def ceil_power_of_two(x: torch.Tensor, divisor: float = 1.0) -> torch.Tensor:
+    """2^ceil(log2(x / divisor)), exact, from the bits. x: float32, normal and positive; any shape.
+
+    For the maxima of e4m3 and e2m1, 448 and 6, that is also what the float32 product x * (1 / divisor) gives.
+    """
+    return (x.view(torch.int32) + _carry(divisor)).bitwise_and_(_EXPONENT).view(torch.float32)
+
+
+@functools.cache
+def _carry(divisor: float) -> torch.Tensor:
+    """int32 []: raises the exponent where the mantissa is above the divisor's, and lowers it by the divisor's."""
+    (bits,) = struct.unpack("<i", struct.pack("<f", divisor))
+    mantissa, exponent = bits & _MANTISSA, (bits >> 23) - 127
+    return torch.tensor(_MANTISSA - mantissa - (exponent << 23), dtype=torch.int32)
 
 
 def floor_power_of_two(x: torch.Tensor) -> torch.Tensor:
@@ -22,4 +34,4 @@ def floor_power_of_two(x: torch.Tensor) -> torch.Tensor:
 
 def decode_scale(scale: torch.Tensor) -> torch.Tensor:
     """float32 values of float8_e8m0fnu scales, any shape; byte 255 is NaN."""
-    return scale.to(torch.float32)
+    return scale.float()

@@ -16,5 +16,5 @@ def swiglu(
     gate, up: [m, width]; weights: [m] routing weights, which come before the down projection, or None.
     """
     low, high = constant(-limit), constant(limit)
-    activated = F.silu(gate.to(torch.float32).clamp_max(high)).mul_(up.to(torch.float32).clamp(low, high))
-    return (activated if weights is None else activated.mul_(weights.unsqueeze(-1))).to(dtype)
+    activated = F.silu(gate.float().clamp_max(high)).mul_(up.float().clamp(low, high))
+    return (activated if weights is None else activated.mul_(weights.unsqueeze(-1))).type(dtype)

@@ -147,7 +147,7 @@ FAULTS = (
     Fault(
         "entry visible late, ratio 128 only",
         _visible(lambda mask, left, ratio: mask & (left < 0) if ratio == 128 else mask),
-        structure(127, 8),
+        structure(128, 8),
     ),
     Fault(
         "entry visible one token early (prefill)",

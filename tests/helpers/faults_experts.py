@@ -82,12 +82,11 @@ def _both_sides(right: Op, gate: torch.Tensor, up: torch.Tensor, limit: float, *
 
 
 def _swapped_nibbles(right: Op) -> Op:
-    def linear(x: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
-        codes = weight.view(torch.uint8)
-        result: torch.Tensor = right(x, codes >> 4 | codes << 4, scale)
+    def linears(products: Sequence[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]) -> list[torch.Tensor]:
+        result: list[torch.Tensor] = right([(x, w >> 4 | w << 4, scale) for x, w, scale in products])
         return result
 
-    return linear
+    return linears
 
 
 def _bias_in_weights(right: Op) -> Op:
@@ -163,9 +162,9 @@ def _ties_away(right: Op) -> Op:
     return lambda x, block=32: right((x.float() * 1.001).to(torch.float32), block).to(x.dtype)
 
 
-def _scale_of_next_power(x: torch.Tensor) -> torch.Tensor:
+def _scale_of_next_power(x: torch.Tensor, divisor: float) -> torch.Tensor:
     """A scale that already is a power of two is doubled too."""
-    return torch.exp2(torch.floor(torch.log2(x)) + 1)
+    return torch.exp2(torch.floor(torch.log2(x / divisor)) + 1)
 
 
 def _linear_module(patch: Any) -> None:
@@ -185,7 +184,7 @@ FAULTS = (
     Fault("no shared clamp", _without_limit(of_shared=True), SWIGLU),
     Fault("no routed clamp", _without_limit(of_shared=False), SWIGLU),
     Fault("gate clamped both sides", replacing("swiglu", lambda right: partial(_both_sides, right)), SWIGLU),
-    Fault("nibbles swapped", replacing("fp4_linear", _swapped_nibbles), SHORT),
+    Fault("nibbles swapped", replacing("fp4_linears", _swapped_nibbles), SHORT),
     Fault("no routing weight", _UNWEIGHTED, SHORT),
     Fault("no routed scaling factor", replacing("topk_weights", lambda right: lambda s, i, _: right(s, i, 1.0)), SHORT),
     Fault(

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import kernels
+from kernels.reference import gemm
 from kernels.reference.scale import ceil_power_of_two, decode_scale, floor_power_of_two
 
 GRID = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
@@ -153,3 +154,32 @@ def test_gemms_of_any_number_of_tokens(m: int) -> None:
         assert got.shape == (m, 128)
         assert got.dtype == torch.bfloat16
         assert torch.allclose(got.double(), expected, rtol=2.0**-7, atol=1e-4 * float(expected.abs().max()) if m else 0)
+
+
+@pytest.mark.parametrize("values", [1 << 9, 1 << 11, 1 << 13, 1 << 20])
+@pytest.mark.parametrize("count", [0, 1, 3])
+def test_fp4_products_do_not_depend_on_company_or_shape(
+    values: int, count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Blocks of rows, one weight or all at once: the same values; to the bit where the rows stay together."""
+    monkeypatch.setattr(gemm, "BLOCK_VALUES", values)
+    n, k = 24, 128
+    xs = [_wide(i, 1 + i, k, dtype=torch.float32) for i in range(count)]
+    ws, scales = (
+        [_bytes(10 + i, n, k // 2) for i in range(count)],
+        [_bytes(20 + i, n, k // 32) % 16 + 120 for i in range(count)],
+    )
+    together = kernels.fp4_linears([(x, w.flatten(), s.flatten()) for x, w, s in zip(xs, ws, scales, strict=True)])
+    assert len(together) == count
+    for x, w, s, got in zip(xs, ws, scales, together, strict=True):
+        assert torch.equal(got, kernels.fp4_linear(x, w, s.view(torch.float8_e8m0fnu)))
+        expected = x.double() @ kernels.dequant_fp4(w, s.view(torch.float8_e8m0fnu)).double().T
+        assert torch.allclose(got.double(), expected, rtol=1e-5, atol=1e-5 * float(expected.abs().max()))
+
+
+@pytest.mark.parametrize("limit", [448.0, 6.0])
+def test_scale_from_bits_is_that_of_the_float32_product(limit: float) -> None:
+    """For every mantissa: 2^ceil(log2(amax * fp32(1 / limit))), as the definition has it."""
+    amax = (torch.arange(1 << 23, dtype=torch.int32) | 127 << 23).view(torch.float32)
+    product = amax * torch.tensor(1 / limit)
+    assert torch.equal(ceil_power_of_two(amax, limit), ceil_power_of_two(product))

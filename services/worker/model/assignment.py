@@ -38,4 +38,4 @@ class Assignment:
         if self.is_single:
             total.add_(y)
         else:
-            total.index_add_(0, self._tokens[expert], y.to(torch.float32))
+            total.index_add_(0, self._tokens[expert], y.float())

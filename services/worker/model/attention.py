@@ -49,13 +49,13 @@ class Attention:
         c, precision = self._config, self._precision
         m = x.shape[0]
         rotation = self._rotations[position : position + m]
-        low_rank = F.linear(precision.activations(x), self._wq_a_wkv).to(precision.dtype)
+        low_rank = F.linear(precision.activations(x), self._wq_a_wkv).type(precision.dtype)
         qr, kv = low_rank[:, : c.q_lora_rank], low_rank[:, c.q_lora_rank :]
         qr = precision.activations(kernels.rms_norm(qr, self._q_norm, c.rms_norm_eps))
-        q = F.linear(qr, self._wq_b).to(precision.dtype).view(m, c.num_attention_heads, c.head_dim)
+        q = F.linear(qr, self._wq_b).type(precision.dtype).view(m, c.num_attention_heads, c.head_dim)
         q = kernels.rope(kernels.head_norm(q, c.rms_norm_eps), rotation)
         kv = kernels.rope(kernels.rms_norm(kv, self._kv_norm, c.rms_norm_eps), rotation)
-        kv = precision.cached_key(kv, c.qk_rope_head_dim).to(torch.float32)
+        kv = precision.cached_key(kv, c.qk_rope_head_dim).float()
         chosen = self._compress(x, qr, state, position)
         o = kernels.rope(self.attend(q, kv, chosen, state, position), rotation, inverse=True)
         return self._project_out(o)
@@ -81,16 +81,16 @@ class Attention:
 
     def _project_out(self, o: torch.Tensor) -> torch.Tensor:
         """Heads in groups, each with its own low-rank projection, whose input is not quantised."""
-        grouped = o.to(torch.float32).view(o.shape[0], self._config.o_groups, -1).transpose(0, 1)
-        z = torch.bmm(grouped, self._wo_a.transpose(1, 2)).transpose(0, 1).flatten(1).to(self._precision.dtype)
-        return F.linear(self._precision.activations(z), self._wo_b).to(self._precision.dtype)
+        grouped = o.float().view(o.shape[0], self._config.o_groups, -1).transpose(0, 1)
+        z = torch.bmm(grouped, self._wo_a.transpose(1, 2)).transpose(0, 1).flatten(1).type(self._precision.dtype)
+        return F.linear(self._precision.activations(z), self._wo_b).type(self._precision.dtype)
 
     def _compress(self, x: torch.Tensor, qr: torch.Tensor, state: LayerState, position: int) -> torch.Tensor | None:
         """Close groups, indexer first, and say which entries each query sees: bool [m, entries], None for no layer."""
         if self._compressor is None or self._unquantised is None:
             return None
         assert state.compressor is not None
-        projected = F.linear(x.to(torch.float32), self._unquantised)
+        projected = F.linear(x.float(), self._unquantised)
         own = self._compressor.weight.shape[0]
         visible = _visible_entries(position, x.shape[0], self._ratio)
         if self._indexer is not None:
@@ -126,7 +126,8 @@ class Attention:
         state.keys[position % window] = kv[0]
         num_entries = 0 if chosen is None else chosen.shape[1]
         keys = state.keys[: window + num_entries]
-        if position + 1 >= window and (chosen is None or bool(chosen.all())):
+        has_choice = self._indexer is not None and num_entries > self._indexer.topk
+        if position + 1 >= window and not has_choice:
             return kernels.masked_attention(q, keys, self._sink, None, self._scale)
         mask = torch.ones(1, window + num_entries, dtype=torch.bool)
         mask[:, position + 1 : window] = False

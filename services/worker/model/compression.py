@@ -45,7 +45,7 @@ class Compressor:
         rest = rows[:, used:]
         state.rows[:, : rest.shape[1]] = rest
         pooled = kernels.compress_overlapping(kv, gate) if previous else kernels.compress(kv, gate)
-        return self._entries(pooled.to(precision.dtype), position // self.ratio)
+        return self._entries(pooled.type(precision.dtype), position // self.ratio)
 
     def _biases(self, position: int, m: int) -> torch.Tensor:
         """The bias of each token's place in its group, [m, width]."""
@@ -88,7 +88,7 @@ class Indexer:
         input; keys: [t, d]; visible: bool [m, t].
         """
         m = low_rank_q.shape[0]
-        q = torch.nn.functional.linear(low_rank_q, self._wq_b).to(precision.dtype).view(m, self._heads, -1)
+        q = torch.nn.functional.linear(low_rank_q, self._wq_b).type(precision.dtype).view(m, self._heads, -1)
         q = precision.index_value(kernels.rope(q, self._rotations[position : position + m]))
-        weights = head_weights.to(precision.dtype) * self._scale
+        weights = head_weights.type(precision.dtype) * self._scale
         return kernels.index_topk(kernels.index_scores(q, keys, weights), visible, self.topk)

@@ -29,7 +29,7 @@ class HyperConnection:
 
     def write(self, x: torch.Tensor, h: torch.Tensor, post: torch.Tensor, comb: torch.Tensor) -> torch.Tensor:
         """The streams after the sublayer gave x, rounded to its type; h is what `read` saw."""
-        return kernels.hc_post(x, h, post, comb).to(x.dtype)
+        return kernels.hc_post(x, h, post, comb).type(x.dtype)
 
 
 class Head:
@@ -49,4 +49,4 @@ class Head:
         mixes = kernels.hc_mixes(h, self._fn, c.rms_norm_eps)
         y = kernels.hc_pre(h, kernels.hc_head_weights(mixes, self._scale, self._base, c.hc_eps))
         y = kernels.rms_norm(y, self._norm, c.rms_norm_eps)
-        return torch.nn.functional.linear(y.to(torch.float32), self._vocabulary)
+        return torch.nn.functional.linear(y.float(), self._vocabulary)

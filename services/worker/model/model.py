@@ -50,7 +50,7 @@ class Model:
         """
         reader, precision = WeightReader(index), EXACT if exact else QUANTISED
         rotations = _Rotations(config, max_context)
-        embedding = reader.stored("embed.weight").to(precision.dtype)
+        embedding = reader.stored("embed.weight").type(precision.dtype)
         vocabulary = reader.float32("head.weight")
         layers = []
         for number in range(config.num_hidden_layers):

@@ -5,8 +5,9 @@ Each expert is computed alone on its own tokens and the sum goes by expert id, s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -25,19 +26,27 @@ WAVE = 32
 SHARED = -1
 """Stands for the shared expert among expert ids."""
 
-Linear = Callable[[torch.Tensor], torch.Tensor]
+
+class Packed(NamedTuple):
+    """A weight as an expert's record holds it: codes uint8 [n * k/2], scales uint8 [n * k/32]."""
+
+    codes: torch.Tensor
+    scale: torch.Tensor
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """An expert and its tokens: quantised rows [t, hidden], routing weights float32 [t]."""
+    """An expert and its tokens: quantised rows [t, hidden], routing weights float32 [t].
+
+    The weights are packed, or float32 [n, k] for the shared expert.
+    """
 
     expert: int
     rows: torch.Tensor
     routing: torch.Tensor
-    w1: Linear
-    w3: Linear
-    w2: Linear
+    w1: Packed | torch.Tensor
+    w3: Packed | torch.Tensor
+    w2: Packed | torch.Tensor
 
 
 class MoE:
@@ -49,15 +58,12 @@ class MoE:
         self._config = config
         self._layer = layer
         self._precision = precision
-        self._parts = RecordLayout.of(config).parts
-        self._part_sizes = [part.nbytes for part in self._parts]
+        self._part_sizes = [part.nbytes for part in RecordLayout.of(config).parts]
         self._gate = reader.float32(f"{prefix}gate.weight")
         is_hash = config.is_hash_layer(layer)
         self._tid2eid = reader.stored(f"{prefix}gate.tid2eid") if is_hash else None
         self._bias = None if is_hash else reader.float32(f"{prefix}gate.bias")
-        self._shared_w1, self._shared_w3, self._shared_w2 = (
-            reader.linear(f"{prefix}shared_experts.{name}") for name in ("w1", "w3", "w2")
-        )
+        self._shared = [reader.linear(f"{prefix}shared_experts.{name}") for name in ("w1", "w3", "w2")]
 
     def hint(self, token_ids: torch.Tensor, experts: ExpertProvider) -> None:
         """Name the experts that these tokens will certainly need here, if the token id alone decides."""
@@ -93,24 +99,22 @@ class MoE:
             for expert in wave:
                 assignment.add(total, expert, outputs.pop(expert))
             jobs = []
-        return total.add_(outputs[SHARED]).to(self._precision.dtype)
+        return total.add_(outputs[SHARED]).type(self._precision.dtype)
 
     def _shared_job(self, quantised: torch.Tensor) -> Job:
         """The shared expert takes every token as it is."""
-        w1, w3, w2 = (_dense(weight) for weight in (self._shared_w1, self._shared_w3, self._shared_w2))
-        return Job(SHARED, quantised, torch.ones(quantised.shape[0]), w1, w3, w2)
+        return Job(SHARED, quantised, torch.ones(quantised.shape[0]), *self._shared)
 
     def _jobs(self, records: Mapping[int, torch.Tensor], quantised: torch.Tensor, assignment: Assignment) -> list[Job]:
         return [
-            Job(expert, assignment.rows(quantised, expert), assignment.weights(expert), *self._linears(record))
+            Job(expert, assignment.rows(quantised, expert), assignment.weights(expert), *self._weights(record))
             for expert, record in records.items()
         ]
 
-    def _linears(self, record: torch.Tensor) -> list[Linear]:
-        """The products with a record's w1, w3 and w2."""
+    def _weights(self, record: torch.Tensor) -> list[Packed]:
+        """A record's w1, w3 and w2."""
         parts = record.split_with_sizes(self._part_sizes)
-        shaped = [part.view(p.shape) for part, p in zip(parts, self._parts, strict=True)]
-        return [_fp4(weight, scale) for weight, scale in zip(shaped[::2], shaped[1::2], strict=True)]
+        return [Packed(*pair) for pair in zip(parts[::2], parts[1::2], strict=True)]
 
     def _outputs(self, jobs: Sequence[Job], assignment: Assignment) -> dict[int, torch.Tensor]:
         """Each job's outputs [t, hidden], weighted. The jobs of a single token go together.
@@ -124,23 +128,22 @@ class MoE:
 
     def _together(self, jobs: Sequence[Job]) -> dict[int, torch.Tensor]:
         """What lies between the products is done for all rows at once."""
-        dtype = self._precision.dtype
-        gate = torch.cat([job.w1(job.rows) for job in jobs]).to(dtype)
-        up = torch.cat([job.w3(job.rows) for job in jobs]).to(dtype)
+        dtype, rows = self._precision.dtype, [job.rows for job in jobs]
+        inner = _products(rows + rows, [job.w1 for job in jobs] + [job.w3 for job in jobs])
+        gate, up = (torch.cat(part).type(dtype) for part in (inner[: len(jobs)], inner[len(jobs) :]))
         routing = torch.cat([job.routing for job in jobs])
         hidden = kernels.swiglu(gate, up, self._config.swiglu_limit, routing, dtype)
-        inputs = self._precision.activations(hidden).split_with_sizes([job.rows.shape[0] for job in jobs])
-        outputs = torch.cat([job.w2(rows) for job, rows in zip(jobs, inputs, strict=True)]).to(dtype)
-        parts = outputs.split_with_sizes([job.rows.shape[0] for job in jobs])
-        return {job.expert: part for job, part in zip(jobs, parts, strict=True)}
+        sizes = [len(x) for x in rows]
+        inputs = self._precision.activations(hidden).split_with_sizes(sizes)
+        outputs = torch.cat(_products(inputs, [job.w2 for job in jobs])).type(dtype).split_with_sizes(sizes)
+        return {job.expert: part for job, part in zip(jobs, outputs, strict=True)}
 
 
-def _dense(weight: torch.Tensor) -> Linear:
-    return lambda x: F.linear(x, weight)
-
-
-def _fp4(weight: torch.Tensor, scale: torch.Tensor) -> Linear:
-    return lambda x: kernels.fp4_linear(x, weight, scale.view(torch.float8_e8m0fnu))
+def _products(rows: Sequence[torch.Tensor], weights: Sequence[Packed | torch.Tensor]) -> list[torch.Tensor]:
+    """rows[i] @ weights[i]^T, float32, each as if alone."""
+    packed = [(x, *w) for x, w in zip(rows, weights, strict=True) if isinstance(w, Packed)]
+    done = iter(kernels.fp4_linears(packed))
+    return [next(done) if isinstance(w, Packed) else F.linear(x, w) for x, w in zip(rows, weights, strict=True)]
 
 
 def _waves(experts: Sequence[int], size: int) -> list[Sequence[int]]:

@@ -54,7 +54,7 @@ class MtpBlock:
         precision = self._precision
         e = precision.activations(kernels.rms_norm(embedded, self._enorm, self._eps))
         streams = precision.activations(kernels.rms_norm(h, self._hnorm, self._eps))
-        e = F.linear(e, self._e_proj).to(precision.dtype)
-        x = e.unsqueeze(1) + F.linear(streams, self._h_proj).to(precision.dtype)
+        e = F.linear(e, self._e_proj).type(precision.dtype)
+        x = e.unsqueeze(1) + F.linear(streams, self._h_proj).type(precision.dtype)
         x = self._layer.forward(x, next_ids, state, position, experts)
         return self._head.logits(x[-1:])[0]

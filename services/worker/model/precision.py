@@ -22,7 +22,7 @@ class Precision:
 
     def activations(self, x: torch.Tensor) -> torch.Tensor:
         """What a quantised linear sees of its input, as float32."""
-        return kernels.act_round(x) if self.is_quantised else x.to(torch.float32)
+        return kernels.act_round(x) if self.is_quantised else x.float()
 
     def cached_key(self, kv: torch.Tensor, rope_dim: int) -> torch.Tensor:
         """A key as the cache keeps it: FP8 in all but its rotated part. kv: [..., head_dim]."""

@@ -40,7 +40,7 @@ class WeightReader:
 
     def float32(self, name: str) -> torch.Tensor:
         """A bfloat16 or float32 tensor as float32."""
-        return self.stored(name).to(torch.float32)
+        return self.stored(name).float()
 
     def linear(self, name: str) -> torch.Tensor:
         """The FP8 weight `name`.weight with its scales, dequantised: float32 [out, in]."""
