@@ -13,6 +13,7 @@ from kernels.reference.gemm import fp4_gemm, fp4_linear, fp4_linears, fp8_gemm
 from kernels.reference.hadamard import hadamard
 from kernels.reference.hyper_connection import hc_head_weights, hc_mixes, hc_post, hc_pre, hc_split_sinkhorn
 from kernels.reference.indexer import index_scores, index_topk
+from kernels.reference.linear import fp8_linear, prepare_fp8
 from kernels.reference.rms_norm import head_norm, rms_norm
 from kernels.reference.rope import rope, rope_frequencies, rope_table, yarn_frequencies
 from kernels.reference.router import route_by_hash, route_by_score, router_scores, topk_weights
@@ -30,6 +31,7 @@ __all__ = [
     "fp4_linears",
     "fp4_simulate",
     "fp8_gemm",
+    "fp8_linear",
     "fp8_simulate",
     "hadamard",
     "hc_head_weights",
@@ -41,6 +43,7 @@ __all__ = [
     "index_scores",
     "index_topk",
     "masked_attention",
+    "prepare_fp8",
     "rms_norm",
     "rope",
     "rope_frequencies",

@@ -43,10 +43,15 @@ def check_hadamard() -> None:
 
 
 def check_gemm(name: str) -> None:
-    """`fp8_gemm_...` or `fp4_gemm_...`."""
+    """`fp8_gemm_...` or `fp4_gemm_...`: on codes, and on rounded activations as the model does it."""
     a, a_scale, w, w_scale, y = _tensors(name, "a", "a_scale", "w", "w_scale", "y")
-    gemm = kernels.fp8_gemm if name.startswith("fp8") else kernels.fp4_gemm
-    _near(gemm(a, a_scale, w, w_scale), y, "gemm")
+    rounded = (a.float().unflatten(-1, (-1, 128)) * a_scale.float().unsqueeze(-1)).flatten(-2)
+    if name.startswith("fp8"):
+        _near(kernels.fp8_gemm(a, a_scale, w, w_scale), y, "gemm")
+        _near(kernels.fp8_linear(rounded, kernels.prepare_fp8((w, w_scale)), torch.bfloat16), y, "gemm")
+    else:
+        _near(kernels.fp4_gemm(a, a_scale, w, w_scale), y, "gemm")
+        _near(kernels.fp4_linear(rounded, w, w_scale).bfloat16(), y, "gemm")
 
 
 def check_attention(name: str) -> None:

@@ -34,11 +34,11 @@ class Attention:
         self._ratio = ratio
         self._scale = config.head_dim**-0.5
         self._sink = reader.float32(f"{prefix}attn_sink")
-        self._wq_a_wkv = reader.linears(f"{prefix}wq_a", f"{prefix}wkv")
+        self._wq_a_wkv = reader.linear(f"{prefix}wq_a", f"{prefix}wkv")
         self._q_norm = reader.float32(f"{prefix}q_norm.weight")
         self._kv_norm = reader.float32(f"{prefix}kv_norm.weight")
         self._wq_b = reader.linear(f"{prefix}wq_b")
-        self._wo_a = _in_groups(reader.linear(f"{prefix}wo_a"), config.o_groups)
+        self._wo_a = _in_groups(reader.dequantised(f"{prefix}wo_a"), config.o_groups)
         self._wo_b = reader.linear(f"{prefix}wo_b")
         self._compressor = Compressor(reader, f"{prefix}compressor.", config, ratio, rotations) if ratio else None
         self._indexer = Indexer(reader, f"{prefix}indexer.", config, rotations) if ratio == 4 else None
@@ -49,10 +49,10 @@ class Attention:
         c, precision = self._config, self._precision
         m = x.shape[0]
         rotation = self._rotations[position : position + m]
-        low_rank = F.linear(precision.activations(x), self._wq_a_wkv).type(precision.dtype)
+        low_rank = precision.linear(precision.activations(x), self._wq_a_wkv)
         qr, kv = low_rank[:, : c.q_lora_rank], low_rank[:, c.q_lora_rank :]
         qr = precision.activations(kernels.rms_norm(qr, self._q_norm, c.rms_norm_eps))
-        q = F.linear(qr, self._wq_b).type(precision.dtype).view(m, c.num_attention_heads, c.head_dim)
+        q = precision.linear(qr, self._wq_b).view(m, c.num_attention_heads, c.head_dim)
         q = kernels.rope(kernels.head_norm(q, c.rms_norm_eps), rotation)
         kv = kernels.rope(kernels.rms_norm(kv, self._kv_norm, c.rms_norm_eps), rotation)
         kv = precision.cached_key(kv, c.qk_rope_head_dim).float()
@@ -83,7 +83,7 @@ class Attention:
         """Heads in groups, each with its own low-rank projection, whose input is not quantised."""
         grouped = o.float().view(o.shape[0], self._config.o_groups, -1).transpose(0, 1)
         z = torch.bmm(grouped, self._wo_a.transpose(1, 2)).transpose(0, 1).flatten(1).type(self._precision.dtype)
-        return F.linear(self._precision.activations(z), self._wo_b).type(self._precision.dtype)
+        return self._precision.linear(self._precision.activations(z), self._wo_b)
 
     def _compress(self, x: torch.Tensor, qr: torch.Tensor, state: LayerState, position: int) -> torch.Tensor | None:
         """Close groups, indexer first, and say which entries each query sees: bool [m, entries], None for no layer."""

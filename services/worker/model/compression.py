@@ -88,7 +88,7 @@ class Indexer:
         input; keys: [t, d]; visible: bool [m, t].
         """
         m = low_rank_q.shape[0]
-        q = torch.nn.functional.linear(low_rank_q, self._wq_b).type(precision.dtype).view(m, self._heads, -1)
+        q = precision.linear(low_rank_q, self._wq_b).view(m, self._heads, -1)
         q = precision.index_value(kernels.rope(q, self._rotations[position : position + m]))
         weights = head_weights.type(precision.dtype) * self._scale
         return kernels.index_topk(kernels.index_scores(q, keys, weights), visible, self.topk)

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
 
 import kernels
 from services.worker.experts import ExpertProvider
@@ -38,7 +37,7 @@ class Packed(NamedTuple):
 class Job:
     """An expert and its tokens: quantised rows [t, hidden], routing weights float32 [t].
 
-    The weights are packed, or float32 [n, k] for the shared expert.
+    The weights are packed, or prepared for the shared expert.
     """
 
     expert: int
@@ -143,7 +142,10 @@ def _products(rows: Sequence[torch.Tensor], weights: Sequence[Packed | torch.Ten
     """rows[i] @ weights[i]^T, float32, each as if alone."""
     packed = [(x, *w) for x, w in zip(rows, weights, strict=True) if isinstance(w, Packed)]
     done = iter(kernels.fp4_linears(packed))
-    return [next(done) if isinstance(w, Packed) else F.linear(x, w) for x, w in zip(rows, weights, strict=True)]
+    return [
+        next(done) if isinstance(w, Packed) else kernels.fp8_linear(x, w, torch.float32)
+        for x, w in zip(rows, weights, strict=True)
+    ]
 
 
 def _waves(experts: Sequence[int], size: int) -> list[Sequence[int]]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 
 import kernels
 from services.worker.experts import ExpertProvider
@@ -54,7 +53,7 @@ class MtpBlock:
         precision = self._precision
         e = precision.activations(kernels.rms_norm(embedded, self._enorm, self._eps))
         streams = precision.activations(kernels.rms_norm(h, self._hnorm, self._eps))
-        e = F.linear(e, self._e_proj).type(precision.dtype)
-        x = e.unsqueeze(1) + F.linear(streams, self._h_proj).type(precision.dtype)
+        e = precision.linear(e, self._e_proj)
+        x = e.unsqueeze(1) + precision.linear(streams, self._h_proj)
         x = self._layer.forward(x, next_ids, state, position, experts)
         return self._head.logits(x[-1:])[0]

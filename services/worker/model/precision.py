@@ -24,6 +24,10 @@ class Precision:
         """What a quantised linear sees of its input, as float32."""
         return kernels.act_round(x) if self.is_quantised else x.float()
 
+    def linear(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        """Product of `activations` with a prepared FP8 weight, rounded to the type of values between operations."""
+        return kernels.fp8_linear(x, weight, self.dtype)
+
     def cached_key(self, kv: torch.Tensor, rope_dim: int) -> torch.Tensor:
         """A key as the cache keeps it: FP8 in all but its rotated part. kv: [..., head_dim]."""
         if not self.is_quantised:

@@ -1,6 +1,6 @@
 """Reads dense weights from the checkpoint's files, one tensor at a time, leaving nothing of them in the page cache.
 
-On a CPU, quantised weights become float32 once, here, which is exact; the stored bytes are not kept.
+Quantised weights become what the device's operations want of them; the stored bytes are not kept here.
 """
 
 from __future__ import annotations
@@ -42,13 +42,16 @@ class WeightReader:
         """A bfloat16 or float32 tensor as float32."""
         return self.stored(name).float()
 
-    def linear(self, name: str) -> torch.Tensor:
-        """The FP8 weight `name`.weight with its scales, dequantised: float32 [out, in]."""
-        return kernels.dequant_fp8(self.stored(f"{name}.weight"), self.stored(f"{name}.scale"))
+    def linear(self, *names: str) -> torch.Tensor:
+        """FP8 weights of the same input, `name`.weight with its scales, prepared as one for `Precision.linear`."""
+        return kernels.prepare_fp8(*(self._fp8(name) for name in names))
 
-    def linears(self, *names: str) -> torch.Tensor:
-        """Several FP8 weights of the same input, one above the other, so that one product serves them all."""
-        return torch.cat([self.linear(name) for name in names])
+    def dequantised(self, name: str) -> torch.Tensor:
+        """An FP8 weight whose input is not quantised: float32 [out, in], exact."""
+        return kernels.dequant_fp8(*self._fp8(name))
+
+    def _fp8(self, name: str) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.stored(f"{name}.weight"), self.stored(f"{name}.scale")
 
 
 def _read(name: str, info: TensorInfo) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:

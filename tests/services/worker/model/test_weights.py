@@ -43,7 +43,7 @@ def test_linears_lie_above_each_other(tensors: dict[str, torch.Tensor]) -> None:
     reader = WeightReader(TensorIndex.open(goldens.TINY_A))
     names = ["layers.0.attn.wq_a", "layers.0.attn.wkv"]
     expected = [kernels.dequant_fp8(tensors[f"{n}.weight"], tensors[f"{n}.scale"]) for n in names]
-    assert torch.equal(reader.linears(*names), torch.cat(expected))
+    assert torch.equal(reader.linear(*names), torch.cat(expected))
 
 
 def test_names_a_missing_tensor() -> None:

@@ -1,0 +1,24 @@
+"""Products with dense FP8 weights, which a device prepares once, at load, in the form that suits it.
+
+Here that is float32: exact, and faster on a CPU than decoding at every use. A GPU's twin keeps the stored bytes.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+
+from kernels.reference.dequant import dequant_fp8
+
+
+def prepare_fp8(*weights: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+    """Weights of the same input, one above the other, as `fp8_linear` wants them; opaque to everyone else.
+
+    Each: weight [n, k] float8_e4m3fn, scale [ceil(n/128), ceil(k/128)] float8_e8m0fnu.
+    """
+    return torch.cat([dequant_fp8(weight, scale) for weight, scale in weights])
+
+
+def fp8_linear(x: torch.Tensor, weight: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """x: [..., k] as `act_round` leaves it; weight: from `prepare_fp8`. Returns x @ weight^T, [..., n] in `dtype`."""
+    return F.linear(x, weight).type(dtype)
