@@ -126,8 +126,7 @@ class Attention:
         state.keys[position % window] = kv[0]
         num_entries = 0 if chosen is None else chosen.shape[1]
         keys = state.keys[: window + num_entries]
-        has_choice = self._indexer is not None and num_entries > self._indexer.topk
-        if position + 1 >= window and not has_choice:
+        if position + 1 >= window and (chosen is None or bool(chosen.all())):
             return kernels.masked_attention(q, keys, self._sink, None, self._scale)
         mask = torch.ones(1, window + num_entries, dtype=torch.bool)
         mask[:, position + 1 : window] = False
