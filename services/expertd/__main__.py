@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
-from pathlib import Path
 
 from services.expertd.pool import Pool, slots_for
 from services.expertd.service import ExpertService
@@ -12,11 +10,10 @@ from shared.checkpoint.config import ModelConfig
 from shared.checkpoint.index import TensorIndex
 from shared.checkpoint.records import ExpertRecords
 from shared.checkpoint.schedule import problems
-from shared.config import load_config
-from shared.errors import CheckpointError, IceboxError
+from shared.errors import CheckpointError
 from shared.planning.plan import resolve_cache_bytes
 from shared.runtime.context import ServiceContext
-from shared.runtime.service import run_service
+from shared.runtime.main import service_main
 from shared.stats import StatsPublisher
 from shared.transport.server import Server
 
@@ -55,16 +52,5 @@ def serve(context: ServiceContext) -> None:
         pool.close()
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m services.expertd", description=__doc__)
-    parser.add_argument("--config", type=Path, required=True)
-    try:
-        config = load_config(parser.parse_args().config)
-    except IceboxError as error:
-        print(f"expertd: {error}", file=sys.stderr)
-        return error.exit_code
-    return run_service("expertd", config, serve)
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(service_main("expertd", __doc__, serve))

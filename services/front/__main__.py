@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import sys
-from pathlib import Path
 
 import uvloop
 
@@ -14,10 +12,9 @@ from services.front.prompt import PromptMaker
 from services.front.service import Answers, FrontService
 from services.front.tokenizer import Tokenizer
 from shared.checkpoint.config import ModelConfig
-from shared.config import load_config
-from shared.errors import CheckpointError, IceboxError
+from shared.errors import CheckpointError
 from shared.runtime.context import ServiceContext
-from shared.runtime.service import run_service
+from shared.runtime.main import service_main
 
 
 def serve(context: ServiceContext) -> None:
@@ -40,16 +37,5 @@ def serve(context: ServiceContext) -> None:
         runner.run(run())
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m services.front", description=__doc__)
-    parser.add_argument("--config", type=Path, required=True)
-    try:
-        config = load_config(parser.parse_args().config)
-    except IceboxError as error:
-        print(f"front: {error}", file=sys.stderr)
-        return error.exit_code
-    return run_service("front", config, serve)
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(service_main("front", __doc__, serve))

@@ -158,11 +158,10 @@ class ExpertsFetched:
 
 @message(36, one_way=True)
 class PrefetchHint:
-    """These experts will be, or (`certain` false) may be, wanted soon; read them when no demand is waiting."""
+    """These experts will be wanted soon; read them when no demand is waiting."""
 
     layer: int
     expert_ids: tuple[int, ...]
-    certain: bool = True
 
 
 @message(37, reply="PoolClosed")

@@ -42,7 +42,7 @@ EXAMPLES: tuple[object, ...] = (
     ),
     m.FetchExperts(layer=42, expert_ids=(0, 17, 255), clock=2**40),
     m.ExpertsFetched(),
-    m.PrefetchHint(layer=1, expert_ids=(3,), certain=False),
+    m.PrefetchHint(layer=1, expert_ids=(3,)),
     m.ClosePool(),
     m.PoolClosed(),
     m.Chat(

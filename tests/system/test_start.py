@@ -67,6 +67,17 @@ def test_a_second_instance_is_refused_and_the_first_goes_on(tmp_path):
         first.wait_ready("expertd")
 
 
+def test_a_worker_answers_while_torch_is_still_being_imported(tmp_path):
+    stack = Stack(write_config(tmp_path / "icebox.toml", TINY))
+    try:
+        stack.start("worker")
+        stack.wait_state("worker", "starting", "importing torch")
+    finally:
+        for process in stack.processes.values():
+            process.kill()
+            process.wait()
+
+
 def test_a_worker_waits_for_expertd_and_says_so(tmp_path):
     stack = Stack(write_config(tmp_path / "icebox.toml", TINY))
     try:

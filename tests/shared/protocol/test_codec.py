@@ -22,7 +22,6 @@ from shared.protocol.messages import (
     Generate,
     Hello,
     Pong,
-    PrefetchHint,
     StatsSnapshot,
     TextChunk,
 )
@@ -169,7 +168,6 @@ def test_wrong_types_are_refused_on_both_sides(name: str, value: Any) -> None:
 
 
 def test_a_short_array_takes_defaults() -> None:
-    assert decode(msgpack.packb([36, 4, [1, 2]])) == PrefetchHint(4, (1, 2), certain=True)
     assert decode(msgpack.packb([48, "[]", 5])) == Chat("[]", 5)
 
 

@@ -21,7 +21,7 @@ GOLDEN = {
     "PoolOpened": "9821a430306666c402006392c4027330c402733140cd10006419",
     "FetchExperts": "96222a930011ccffcf000001000000000090c2",
     "ExpertsFetched": "9123",
-    "PrefetchHint": "9424019103c2",
+    "PrefetchHint": "9324019103",
     "ClosePool": "9125",
     "PoolClosed": "9126",
     "Chat": "9930d9205b7b22726f6c65223a2275736572222c22636f6e74656e74223a22c3bc227d5d08cb3fe8000000000000cb3f"

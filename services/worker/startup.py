@@ -1,0 +1,39 @@
+"""Puts the worker together: dense weights, engine, sockets."""
+
+from __future__ import annotations
+
+import torch
+
+from services.worker.engine import Engine
+from services.worker.model import Model
+from services.worker.service import WorkerService
+from shared.checkpoint.config import ModelConfig
+from shared.checkpoint.index import TensorIndex
+from shared.errors import ConfigError
+from shared.runtime.context import ServiceContext
+from shared.stats import StatsPublisher
+from shared.transport.server import Server
+
+
+def start(context: ServiceContext) -> None:
+    """Load, serve, and return when the context stops. Raises CheckpointError, ConfigError."""
+    config, worker = context.config, context.config.worker
+    if worker.device != "cpu":
+        raise ConfigError(f'{config.source}: worker.device = "{worker.device}" is not in this version; set it to "cpu"')
+    if worker.threads:
+        torch.set_num_threads(worker.threads)
+    context.progress("reading the checkpoint's headers")
+    model_config = ModelConfig.from_dir(config.model.path)
+    index = TensorIndex.open(config.model.path)
+    max_context = min(config.model.max_context, model_config.max_position_embeddings)
+    model = Model.load(index, model_config, max_context, progress=context.progress)
+    service = WorkerService(context, Engine(model, max_context, worker.prefill_chunk), index.fingerprint)
+    server = Server(config.endpoint("worker"), context.identity, service.handle, status=context.pong)
+    stats = StatsPublisher(config.endpoint("worker.stats"), context.identity, service.stats)
+    server.start()
+    stats.start()
+    try:
+        service.run()
+    finally:
+        stats.stop()
+        server.stop(drain_s=0.5)
