@@ -1,0 +1,157 @@
+"""What every way into the front asks for, and what it gets: one request value, one stream of events.
+
+The ZeroMQ socket and each HTTP dialect translate their own words into a `GenerationRequest`, hand it to
+`Answers.start`, and translate the `Event`s that come back. Pure values: they know no socket, no JSON of any dialect and
+no token of the chat format.
+
+A stream is `Queued*`, then one `Started`, then text, reasoning and tool calls in the order in which the model wrote
+them, then one `Finished`. A request that fails raises ServiceError instead, before or within the stream.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+ANY_FUNCTION = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How tokens are drawn, and how many at most.
+
+    `max_tokens` 0 asks for the deployment's default. Temperature 0 is greedy; top_k 0, top_p 1 and min_p 0 are off;
+    seed -1 draws one. `top_logprobs` -1 is off; n asks for each token's log-probability and the n likeliest.
+    """
+
+    max_tokens: int = 0
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    seed: int = -1
+    top_logprobs: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """Messages in the form of OpenAI's chat completions, whatever dialect they came in; the front checks them.
+
+    `effort` is one of the levels of `services.front.effort`, or None for the checkpoint's default; it counts only with
+    `thinking`. `tools` are OpenAI-style tool definitions; leave them out to forbid calls. `forced_call` None lets the
+    model decide, `ANY_FUNCTION` makes it call one of the tools and a name makes it call that one: the answer is begun
+    for it, so reasoning is skipped. `json_schema` is the schema that the answer is asked to follow.
+    """
+
+    messages: tuple[Any, ...]
+    thinking: bool = False
+    effort: str | None = None
+    drop_thinking: bool = True
+    tools: tuple[Any, ...] = ()
+    forced_call: str | None = None
+    parallel_calls: bool = True
+    json_schema: Mapping[str, Any] | bool | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RawPrompt:
+    """Text or token ids to continue, as they are. Control tokens in the text count; a missing BOS is put in front."""
+
+    content: str | tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationRequest:
+    """One answer to make. `stop` are texts that end it; they are looked for in its text, not in reasoning or calls."""
+
+    prompt: Conversation | RawPrompt
+    sampling: Sampling = field(default_factory=Sampling)
+    stop: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Tokens and seconds of one request so far; reasoning counts as completion too, cached as prompt too.
+
+    Times count from the arrival of the request, queueing included; `ttft_s` is 0 until the first token.
+    """
+
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    cached_tokens: int = 0
+    reasoning_tokens: int = 0
+    ttft_s: float = 0.0
+    elapsed_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """A token of the answer's text. `data` is what it stands for, which may be part of a character.
+
+    `top` are the likeliest tokens at this place, as (bytes, log-probability).
+    """
+
+    data: bytes
+    logprob: float
+    top: tuple[tuple[bytes, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Queued:
+    """The request waits for `place` others that came before it. Sent again whenever that number falls."""
+
+    place: int
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """The model has read the prompt. `cached_tokens` of it did not need to be read again."""
+
+    prompt_tokens: int
+    cached_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class TextDelta:
+    """More of the answer. Log-probabilities come if asked for, and belong to this text or, held back, to the next."""
+
+    text: str
+    logprobs: tuple[TokenLogprob, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ReasoningDelta:
+    """More of the reasoning, which ends where text or calls begin."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCallDelta:
+    """A piece of call number `index` (from 0): its first one has `id` and `name`, all may have text of `arguments`.
+
+    The pieces of `arguments` together are the text of a JSON object. Calls do not interleave.
+    """
+
+    index: int
+    arguments: str
+    id: str = ""
+    name: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """Why the answer ended: stop, length, tool_calls, or abort if someone cancelled it.
+
+    `stop_text` is which of the request's stop texts ended it, if one did. `format_error` says what is wrong with an
+    answer that was asked to follow a schema; "" if nothing is, None if none was asked for.
+    """
+
+    reason: str
+    usage: Usage
+    stop_text: str | None = None
+    format_error: str | None = None
+
+
+Event = Queued | Started | TextDelta | ReasoningDelta | ToolCallDelta | Finished
