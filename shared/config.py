@@ -110,6 +110,12 @@ def under_honcho() -> bool:
     return "HONCHO_PROCESS_NAME" in os.environ
 
 
+def state_dir() -> Path:
+    """Where a person's own traces stay across logins: icebox in $XDG_STATE_HOME, else in ~/.local/state."""
+    base = os.environ.get("XDG_STATE_HOME", "")
+    return (Path(base) if os.path.isabs(base) else Path.home() / ".local" / "state") / "icebox"
+
+
 def default_config_path() -> Path:
     """The config that a command uses if none is named: $ICEBOX_CONFIG, else the demo's, as in the Procfile."""
     return Path(os.environ.get("ICEBOX_CONFIG", "configs/demo.toml"))

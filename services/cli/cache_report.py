@@ -1,4 +1,4 @@
-"""What the expert cache did for one answer: the difference of two snapshots of expertd's counters, as a line.
+"""What answers cost: the expert cache's part, as the difference of two snapshots of expertd's counters, and the speed.
 
 Pure. The counters belong to the whole service: with other clients at work they count those too.
 """
@@ -6,7 +6,7 @@ Pure. The counters belong to the whole service: with other clients at work they 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 
 from shared.protocol.messages import StatsSnapshot, TextChunk
 from shared.readable import readable_bytes
@@ -26,6 +26,9 @@ class CacheReport:
     def hit_rate(self) -> float:
         uses = self.hits + self.late_hits + self.misses
         return self.hits / uses if uses else 1.0
+
+    def __add__(self, other: CacheReport) -> CacheReport:
+        return CacheReport(*(mine + theirs for mine, theirs in zip(astuple(self), astuple(other), strict=True)))
 
     def line(self) -> str:
         return (
@@ -61,3 +64,37 @@ def speed_line(last: TextChunk) -> str:
         f"{last.completion_tokens} tokens in {last.elapsed_s:.2f} s ({tokens_per_second(last):.1f} tokens/s, "
         f"the first after {last.ttft_s:.2f} s), prompt {last.prompt_tokens} tokens, ended by {last.finish_reason}"
     )
+
+
+@dataclass(slots=True)
+class SessionCost:
+    """The sum over the answers of a session. `max_context` in tokens."""
+
+    max_context: int
+    _answers: int = 0
+    _prompt_tokens: int = 0
+    _cached_tokens: int = 0
+    _completion_tokens: int = 0
+    _seconds: float = 0.0
+    _context_tokens: int = 0
+    _cache: CacheReport = CacheReport(0, 0, 0, 0, 0)
+
+    def add(self, last: TextChunk, cache: CacheReport | None) -> None:
+        self._answers += 1
+        self._prompt_tokens += last.prompt_tokens
+        self._cached_tokens += last.cached_tokens
+        self._completion_tokens += last.completion_tokens
+        self._seconds += last.elapsed_s
+        self._context_tokens = last.prompt_tokens + last.completion_tokens
+        if cache is not None:
+            self._cache += cache
+
+    def lines(self) -> list[str]:
+        if not self._answers:
+            return []
+        return [
+            f"session: {self._answers} answers in {self._seconds:.1f} s, {self._prompt_tokens:,} tokens read "
+            f"({self._cached_tokens:,} of them remembered), {self._completion_tokens:,} written",
+            f"session's {self._cache.line()}",
+            f"context: {self._context_tokens:,} of {self.max_context:,} tokens",
+        ]

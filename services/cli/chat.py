@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -16,7 +17,8 @@ from services.cli.cache_report import speed_line, tokens_per_second
 from services.cli.conversation import Answer, Conversation, Sampling
 from services.cli.front_client import FrontClient, Reply
 from services.cli.options import ConfigOption, chosen_config
-from services.cli.terminal import AnswerPrinter
+from services.cli.terminal import AnswerPrinter, text_writer
+from services.cli.tools import read_tools
 from shared.config import Config
 from shared.errors import ErrorCode, ServiceError
 from shared.protocol.messages import TextChunk
@@ -31,13 +33,16 @@ def chat(
     top_p: Annotated[float, typer.Option(help="Draw from the likeliest tokens that make up this probability.")] = 1.0,
     seed: Annotated[int, typer.Option(help="Same seed and question, same answer; -1 draws one.")] = -1,
     think: Annotated[str | None, typer.Option(help="Let it reason first: on, or an effort such as high.")] = None,
+    tools: Annotated[Path | None, typer.Option(help="A JSON file of tools to offer; you give their results.")] = None,
+    plain: Annotated[bool, typer.Option("--plain", help="Show the text itself, not its Markdown formatted.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="With --once: print everything as one JSON object.")] = False,
 ) -> None:
     """Talk with the model. Ctrl-C cancels an answer, Ctrl-D leaves."""
     settings = chosen_config(config)
-    conversation = Conversation(Sampling(max_tokens, temperature, top_p, seed, think), system)
+    offered = [] if tools is None else read_tools(tools)
+    conversation = Conversation(Sampling(max_tokens, temperature, top_p, seed, think), system, offered)
     if once is not None:
-        ask_once(settings, conversation, once, as_json=as_json)
+        ask_once(settings, conversation, once, plain=plain, as_json=as_json)
         return
     if as_json:
         raise ServiceError(ErrorCode.BAD_REQUEST, "--json needs --once")
@@ -45,22 +50,20 @@ def chat(
         raise ServiceError(ErrorCode.BAD_REQUEST, 'a conversation needs a terminal; use --once "question" in scripts')
     from services.cli.interactive import converse
 
-    converse(settings, conversation)
+    converse(settings, conversation, plain=plain)
 
 
-def ask_once(settings: Config, conversation: Conversation, question: str, *, as_json: bool) -> None:
+def ask_once(settings: Config, conversation: Conversation, question: str, *, plain: bool, as_json: bool) -> None:
     """One answer on stdout, what it cost on stderr; Ctrl-C ends it early with exit status 130."""
-    printer = AnswerPrinter(sys.stdout, sys.stderr, Answer())
+    printer = AnswerPrinter(sys.stdout, sys.stderr, text_writer(sys.stdout, plain=plain), Answer())
     show = printer.chunk if not as_json else lambda c: printer.answer.add(c.text, c.reasoning, c.tool_calls_json)
     client = FrontClient(settings)
     try:
         client.connect()
         with interrupts() as is_interrupted:
             reply = client.ask(conversation.request(question), show, is_interrupted)
-    except ServiceError:
-        printer.break_line()
-        raise
     finally:
+        printer.end()
         client.close()
     if as_json:
         print(json.dumps(as_dict(printer.answer, reply), ensure_ascii=False))
@@ -82,7 +85,7 @@ def as_dict(answer: Answer, reply: Reply) -> dict[str, object]:
     return {
         "text": answer.text,
         "reasoning": answer.reasoning,
-        "tool_calls": json.loads(answer.tool_calls_json) if answer.tool_calls_json else [],
+        "tool_calls": answer.tool_calls,
         "finish_reason": last.finish_reason,
         "prompt_tokens": last.prompt_tokens,
         "completion_tokens": last.completion_tokens,

@@ -10,9 +10,10 @@ import select
 import struct
 import subprocess
 import sys
+import tempfile
 import termios
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -73,10 +74,20 @@ class Terminal:
 
 @contextmanager
 def on_terminal(*arguments: str) -> Iterator[Terminal]:
-    """`icebox` with these arguments on a terminal of its own; killed at the end if it is still there."""
+    """`icebox` with these arguments on a terminal of its own; killed at the end if it is still there.
+
+    What it keeps for its user is kept in `$XDG_STATE_HOME` if that is set, else in a folder that goes with the block.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        state = {"XDG_STATE_HOME": folder} | os.environ
+        with _on_terminal(arguments, {**state, "TERM": "xterm", "PROMPT_TOOLKIT_NO_CPR": "1"}) as terminal:
+            yield terminal
+
+
+@contextmanager
+def _on_terminal(arguments: Sequence[str], environment: Mapping[str, str]) -> Iterator[Terminal]:
     ours, theirs = os.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 50, 200, 0, 0))
-    environment = {**os.environ, "TERM": "xterm", "PROMPT_TOOLKIT_NO_CPR": "1"}
     process = subprocess.Popen(
         [sys.executable, "-c", _TAKE_TERMINAL, *arguments],
         cwd=ROOT,

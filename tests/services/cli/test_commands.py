@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -36,7 +37,9 @@ class Expertd:
 @pytest.fixture(scope="module")
 def config_path(tmp_path_factory):
     folder = tmp_path_factory.mktemp("cli")
-    return write_config(folder / "c.toml", make_checkpoint(folder / "model"))
+    checkpoint = make_checkpoint(folder / "model")
+    shutil.copytree(ROOT / "demo" / "checkpoint" / "encoding", checkpoint / "encoding")  # how tools are described
+    return write_config(folder / "c.toml", checkpoint, model={"max_context": 4096})
 
 
 @pytest.fixture(scope="module")
@@ -160,8 +163,8 @@ def test_once_with_a_worker_that_dies(nothing_runs):
 @pytest.mark.parametrize(
     ("arguments", "code", "complaint"),
     [
-        (["chat", "--once", "x " * 2000], 2, "tokens, but model.max_context = 512"),
-        (["chat", "--once", "x", "--think", "max"], 2, "reasoning_effort 'max' is not one of"),
+        (["chat", "--once", "x " * 5000], 2, "tokens, but model.max_context = 4096"),
+        (["chat", "--once", "x", "--think", "more"], 2, "reasoning_effort 'more' is not one of"),
         (["chat", "--once", "x", "--max-tokens", "-1"], 2, "Invalid value for '--max-tokens'"),
         (["chat"], 2, "a conversation needs a terminal"),
         (["chat", "--json"], 2, "--json needs --once"),
@@ -300,12 +303,100 @@ def test_a_conversation(config_path, worker, tmp_path):
         assert [m["role"] for m in json.loads((tmp_path / "c.json").read_text())] == ["user", "assistant"] * 2
         say(terminal, "/save /nowhere/c.json", "/nowhere/c.json: cannot write")
         say(terminal, "/nonsense", "there is no /nonsense")
-        say(terminal, "/stats", "ended by stop")
+        say(terminal, f"/save {tmp_path / 'c.json'}", "4 messages saved")
+        say(terminal, f"/save {config_path}", "is there already")
+        say(
+            terminal,
+            "/stats",
+            "ended by stop",
+            "session: 3 answers",
+            "session's cache: ",
+            r"context: \d+ of 4,096 tokens",
+        )
         say(terminal, "/help", "forget the conversation")
         say(terminal, "/clear", "forgotten")
         say(terminal, "/retry", "nothing to ask again")
         say(terminal, "third", re.escape(ANSWER))
         assert last_prompt(worker).count("<｜User｜>") == 1
+        leave(terminal)
+
+
+CALL = """<|DSML|tool_calls>
+<|DSML|invoke name="weather">
+<|DSML|parameter name="city" string="true">Oslo</|DSML|parameter>
+</|DSML|invoke>
+</|DSML|tool_calls>""".replace("|", "\uff5c")
+
+
+def test_tools_ask_the_person_for_their_results(config_path, worker, tokenizer, tmp_path):
+    tools = tmp_path / "tools.json"
+    tools.write_text(json.dumps([{"type": "function", "function": {"name": "weather", "parameters": {}}}]))
+
+    def script(_generate):
+        is_called = any(word in last_prompt(worker) for word in ("cold", "did not run"))
+        return saying(ANSWER if is_called else CALL, tokenizer)(_generate)
+
+    worker.script = script
+    with on_terminal("chat", "--config", str(config_path), "--tools", str(tools)) as terminal:
+        terminal.expect(PROMPT)
+        terminal.type("warm?\r")
+        terminal.expect(r'-> weather\(city="Oslo"\)')
+        terminal.expect(r'result of weather\(city="Oslo"\)')
+        terminal.expect(PROMPT.replace(">", "="))
+        say(terminal, "cold", re.escape(ANSWER))
+        assert "<tool_result>cold</tool_result>" in last_prompt(worker)
+        say(terminal, "/clear", "forgotten")
+        terminal.type("warm?\r")
+        terminal.expect("result of")
+        terminal.expect(PROMPT.replace(">", "="))
+        say(terminal, "\x03", "declined")
+        say(terminal, "and now?", re.escape(ANSWER))
+        assert "did not run this call.</tool_result>" in last_prompt(worker)
+        leave(terminal)
+
+
+def test_a_file_of_tools_that_is_none(config_path, tmp_path):
+    run = icebox("chat", "--once", "x", "--tools", str(tmp_path / "none.json"), config=config_path)
+    assert (run.returncode, run.stdout) == (2, "")
+    assert "none.json: cannot read it" in run.stderr
+
+
+def test_markdown_and_plain_text(config_path, worker, tokenizer):
+    worker.script = saying("Some **bold** words.\n\n- one\n- two\n", tokenizer)
+    with on_terminal("chat", "--config", str(config_path)) as terminal:
+        terminal.expect(PROMPT)
+        say(terminal, "x", r"Some \x1b\[1mbold\x1b\[0m words\.", r"\x1b\[[0-9;]*m • \x1b\[0mone")
+        leave(terminal)
+    with on_terminal("chat", "--config", str(config_path), "--plain") as terminal:
+        terminal.expect(PROMPT)
+        say(terminal, "x", r"Some \*\*bold\*\* words\.\r\n\r\n- one")
+        leave(terminal)
+
+
+def test_pasted_lines_are_one_question_and_found_again_next_time(config_path, worker, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    with on_terminal("chat", "--config", str(config_path)) as terminal:
+        terminal.expect(PROMPT)
+        say(terminal, "\x1b[200~one\ntwo\x1b[201~", re.escape(ANSWER))
+        assert "<｜User｜>one\ntwo<｜Assistant｜>" in last_prompt(worker)
+        leave(terminal)
+    assert (tmp_path / "icebox" / "chat_history").stat().st_mode & 0o777 == 0o600
+    with on_terminal("chat", "--config", str(config_path)) as terminal:
+        terminal.expect(PROMPT)
+        terminal.type("\x1b[A")
+        terminal.expect("two")
+        say(terminal, "", re.escape(ANSWER))
+        assert "<｜User｜>one\ntwo<｜Assistant｜>" in last_prompt(worker)
+        leave(terminal)
+
+
+def test_a_history_that_cannot_be_kept(config_path, worker, tmp_path, monkeypatch):
+    (tmp_path / "icebox").write_text("a file in the way")
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    with on_terminal("chat", "--config", str(config_path)) as terminal:
+        terminal.expect("questions are not kept for next time")
+        terminal.expect(PROMPT)
+        say(terminal, "x", re.escape(ANSWER))
         leave(terminal)
 
 

@@ -4,7 +4,8 @@ import json
 import pytest
 
 from services.cli.conversation import Answer, Conversation, Sampling
-from services.cli.terminal import AnswerPrinter, harmless
+from services.cli.markdown import MarkdownWriter
+from services.cli.terminal import AnswerPrinter, PlainWriter, harmless, text_writer
 from shared.protocol.messages import TextChunk
 
 
@@ -65,31 +66,56 @@ def test_take_back_and_clear():
     assert roles(conversation) == ["system"]
 
 
+CALL = {"id": "7", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Oslo", "days": 3}'}}
+
+
+def test_results_of_tools_are_a_question_in_themselves():
+    conversation = Conversation(Sampling(), tools=[{"function": {"name": "weather"}}])
+    conversation.keep("Is it warm?", Answer(tool_calls_json=json.dumps([CALL])))
+    conversation.add_result(CALL, "12 degrees")
+    chat = conversation.request(None)
+    assert json.loads(chat.messages_json)[2:] == [{"role": "tool", "tool_call_id": "7", "content": "12 degrees"}]
+    assert json.loads(chat.options_json) == {"tools": [{"function": {"name": "weather"}}]}
+    conversation.keep(None, answered("No."))
+    assert roles(conversation) == ["user", "assistant", "tool", "assistant"]
+    assert conversation.take_back() == "Is it warm?"
+    assert conversation.messages == []
+
+
 class Screen(io.StringIO):
     def isatty(self):
         return True
 
 
+def printed(out, aside, *chunks):
+    printer = AnswerPrinter(out, aside, PlainWriter(out), Answer())
+    for piece in chunks:
+        printer.chunk(piece)
+    return printer.answer
+
+
 def test_a_pipe_gets_the_text_as_it_is():
     out, aside = io.StringIO(), io.StringIO()
-    printer = AnswerPrinter(out, aside, Answer())
-    for piece in (chunk(reasoning="hm"), chunk("a\x1b[2J"), chunk("b", finish="stop")):
-        printer.chunk(piece)
+    answer = printed(out, aside, chunk(reasoning="hm"), chunk("a\x1b[2J"), chunk("b", finish="stop"))
     assert (out.getvalue(), aside.getvalue()) == ("a\x1b[2Jb\n", "hm")
-    assert (printer.answer.text, printer.answer.reasoning) == ("a\x1b[2Jb", "hm")
+    assert (answer.text, answer.reasoning) == ("a\x1b[2Jb", "hm")
 
 
 def test_a_screen_gets_dim_reasoning_and_no_control_characters():
     out = Screen()
-    printer = AnswerPrinter(out, io.StringIO(), Answer())
-    for piece in (
-        chunk(reasoning="h\x07"),
-        chunk(reasoning="m"),
-        chunk("a\x1b[2J\n"),
-        chunk(calls="[]", finish="stop"),
-    ):
-        printer.chunk(piece)
-    assert out.getvalue() == "\x1b[2mh␇m\x1b[0m\n\na␛[2J\ntool calls: []\n"
+    calls = json.dumps([CALL, {"function": {"name": "f", "arguments": "{no\x07"}}])
+    pieces = chunk(reasoning="h\x07"), chunk(reasoning="m"), chunk("a\x1b[2J"), chunk(calls=calls, finish="stop")
+    printed(out, io.StringIO(), *pieces)
+    assert out.getvalue() == ('\x1b[2mh␇m\x1b[0m\n\na␛[2J\n-> weather(city="Oslo", days=3)\n-> f({no␇)\n')
+
+
+def test_markdown_needs_a_terminal_that_shows_it(monkeypatch):
+    monkeypatch.setenv("TERM", "xterm")
+    assert isinstance(text_writer(Screen(), plain=False), MarkdownWriter)
+    assert isinstance(text_writer(Screen(), plain=True), PlainWriter)
+    assert isinstance(text_writer(io.StringIO(), plain=False), PlainWriter)
+    monkeypatch.setenv("TERM", "dumb")
+    assert isinstance(text_writer(Screen(), plain=False), PlainWriter)
 
 
 def test_harmless():
