@@ -69,6 +69,10 @@ class WorkerConfig:
     device: str = "cpu"
     threads: int = 0
     prefill_chunk: int = 2048
+    min_segment: int = 512
+    session_bytes: int = 256 << 20
+    session_dir: Path | None = None
+    session_disk_bytes: int = 16 << 30
     max_queue: int = 16
 
 
@@ -170,8 +174,8 @@ class _Reader:
             kind = next(k for k in typing.get_args(kind) if k is not type(None))
         if kind is Path and isinstance(value, str) and value:
             return self._absolute(value, key)
-        if key == "cache.bytes":
-            return self._bytes(value, key)
+        if kind is int and key.endswith("bytes"):
+            return self._bytes(value, key, may_be_auto=key == "cache.bytes")
         if type(value) is not kind:
             raise ConfigError(f"{self._path}: '{key}' must be {_NAMES[kind]}, not {value!r}")
         return value
@@ -183,12 +187,14 @@ class _Reader:
         except (OSError, ValueError, RuntimeError) as error:
             raise ConfigError(f"{self._path}: '{key}' is not a usable path: {value!r} ({error})") from error
 
-    def _bytes(self, value: Any, key: str) -> int:
-        if value == "auto":
+    def _bytes(self, value: Any, key: str, *, may_be_auto: bool) -> int:
+        """A size; 0 turns off what it bounds, so where a size may be planned ("auto") it cannot be 0."""
+        if may_be_auto and value == "auto":
             return AUTO_BYTES
         number = value if type(value) is int else parse_bytes(value) if isinstance(value, str) else None
-        if number is None or not 0 < number < 2**63:
-            raise ConfigError(f'{self._path}: \'{key}\' must be a size such as "64 MiB" or "auto", not {value!r}')
+        if number is None or not int(may_be_auto) <= number < 2**63:
+            what = 'a size such as "64 MiB"' + (' or "auto"' if may_be_auto else "")
+            raise ConfigError(f"{self._path}: '{key}' must be {what}, not {value!r}")
         return number
 
 
@@ -221,6 +227,9 @@ def _check(config: Config) -> None:
     demand(1 <= reader.threads <= 256, "reader.threads", "1 to 256", reader.threads)
     demand(0 <= worker.threads <= 1024, "worker.threads", "0 (all cores) to 1024", worker.threads)
     demand(worker.prefill_chunk >= 1, "worker.prefill_chunk", "at least 1", worker.prefill_chunk)
+    demand(worker.min_segment >= 1, "worker.min_segment", "at least 1", worker.min_segment)
+    kept = worker.session_dir is None or (worker.session_bytes > 0 and worker.session_disk_bytes > 0)
+    demand(kept, "worker.session_dir", "left out where session_bytes or session_disk_bytes is 0", worker.session_dir)
     demand(worker.max_queue >= 1, "worker.max_queue", "at least 1", worker.max_queue)
     demand(front.max_queue >= 1, "front.max_queue", "at least 1", front.max_queue)
     demand(front.default_max_tokens >= 1, "front.default_max_tokens", "at least 1", front.default_max_tokens)

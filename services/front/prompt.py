@@ -13,7 +13,7 @@ from typing import Any
 
 from services.front.chat.dsml import Schema
 from services.front.chat.encoding import ChatOptions, Segment, ThinkingMode, encode_chat
-from services.front.chat.format import END_THINK, EOS, ESSENTIAL_TOKENS, THINK, ChatFormat
+from services.front.chat.format import ASSISTANT, END_THINK, EOS, ESSENTIAL_TOKENS, THINK, USER, ChatFormat
 from services.front.chat.messages import ChatError, read_tools
 from services.front.tokenizer import Tokenizer
 from shared.errors import CheckpointError, ErrorCode, ServiceError
@@ -115,7 +115,19 @@ class PromptMaker:
             min_p=chat.min_p,
             seed=chat.seed,
             stop_ids=self._stop_ids,
+            boundaries=self._boundaries(ids),
         )
+
+    def _boundaries(self, ids: Sequence[int]) -> tuple[int, ...]:
+        """Where conversations continue or part: before the first question, and where each answer began.
+
+        An answer begins after the assistant's token and not after the thinking token behind it, because old turns are
+        often written again with another one.
+        """
+        user, assistant = self._tokenizer.control_id(USER), self._tokenizer.control_id(ASSISTANT)
+        first = next((i for i, id_ in enumerate(ids) if id_ == user), 0)
+        answers = (i + 1 for i, id_ in enumerate(ids) if id_ == assistant)
+        return tuple(sorted({first, *answers} - {0}))
 
 
 def _read_json(text: str, name: str) -> Any:

@@ -72,7 +72,9 @@ class Generate:
     """Continue `prompt_ids`; answered by a stream of `TokensGenerated`, the last one with a finish reason.
 
     temperature 0 is greedy; top_k 0, top_p 1 and min_p 0 are off; seed -1 draws one. `top_logprobs` -1 is off; n asks
-    for each token's log-probability and those of the n likeliest ids.
+    for each token's log-probability and those of the n likeliest ids. `boundaries` are rising positions in the prompt
+    where earlier or later requests of the same conversation are likely to end or part from this one: they are where
+    the worker may cut the prompt, and reuse what it kept.
     """
 
     prompt_ids: tuple[int, ...]
@@ -84,14 +86,16 @@ class Generate:
     seed: int = -1
     stop_ids: tuple[int, ...] = ()
     top_logprobs: int = -1
+    boundaries: tuple[int, ...] = ()
 
 
 @message(17)
 class TokensGenerated:
     """New tokens of one sequence. `finish_reason` is "" until the last: stop, length or abort.
 
-    The counts are cumulative for the request; times are seconds since the worker accepted it. Log-probabilities are
-    those of the unfiltered softmax at temperature 1: one per token, and `top_ids` / `top_logprobs` n per token.
+    The counts are cumulative for the request; `cached_tokens` of the prompt were kept from before and not computed
+    again. Times are seconds since the worker accepted it. Log-probabilities are those of the unfiltered softmax at
+    temperature 1: one per token, and `top_ids` / `top_logprobs` n per token.
     """
 
     token_ids: tuple[int, ...]

@@ -20,6 +20,7 @@ EXAMPLES: tuple[object, ...] = (
         min_p=0.125,
         seed=7,
         stop_ids=(1, 2),
+        boundaries=(2, 3),
     ),
     m.TokensGenerated(
         token_ids=(5, 6),

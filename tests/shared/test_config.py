@@ -82,6 +82,10 @@ def test_everything_set(load) -> None:
         device = "cuda"
         threads = 8
         prefill_chunk = 64
+        min_segment = 16
+        session_bytes = "1 MiB"
+        session_dir = "kept"
+        session_disk_bytes = 5000
         max_queue = 1
         [front]
         max_queue = 2
@@ -91,6 +95,8 @@ def test_everything_set(load) -> None:
     assert config.run_dir == Path("/run/icebox/big")
     assert config.endpoint("worker.control") == "ipc:///run/icebox/big/worker.control"
     assert config.cache.bytes == 90 * 10**9
+    assert (config.worker.session_bytes, config.worker.session_disk_bytes) == (1 << 20, 5000)
+    assert config.worker.session_dir == config.source.parent / "kept"
     assert (config.reader.verify, config.prefetch.hash_layers, config.worker.max_queue) == (True, False, 1)
 
 
@@ -138,6 +144,11 @@ def test_mistakes_name_file_and_key(load, tmp_path: Path, old: str, new: str, me
         ("cache", "bytes = [1]", "'cache.bytes' must be a size"),
         ("cache", 'bytes = "64 MiX"', "'cache.bytes' must be a size"),
         ("cache", 'bytes = "99999999999 TiB"', "'cache.bytes' must be a size"),
+        ("worker", 'session_bytes = "auto"', "'worker.session_bytes' must be a size such as \"64 MiB\", not 'auto'"),
+        ("worker", "session_disk_bytes = -1", "'worker.session_disk_bytes' must be a size"),
+        ("worker", 'session_dir = "x"\nsession_bytes = 0', "'worker.session_dir' must be left out where"),
+        ("worker", 'session_dir = "x"\nsession_disk_bytes = 0', "'worker.session_dir' must be left out where"),
+        ("worker", "min_segment = 0", "'worker.min_segment' must be at least 1"),
         ("cache", 'policy = "fifo"', "'cache.policy' must be one of lfu, lfu-aged, lru"),
         ("cache", "save_heat = 1", "'cache.save_heat' must be true or false"),
         ("reader", "threads = 0", "'reader.threads' must be 1 to 256"),
