@@ -1,9 +1,10 @@
 """The model's operations. Tensors in, tensors out; imports nothing else of this project.
 
 `kernels.reference` is the specification in plain torch and what a CPU runs. A kernel for a GPU has the same name and
-signature in a module of the same name beside it.
+signature in a module of the same name beside it; `by_device` chooses by where the first tensor lies.
 """
 
+from kernels.dispatch import by_device
 from kernels.reference.act_quant import act_quant, act_round, fp8_simulate
 from kernels.reference.attention import masked_attention, sparse_attention
 from kernels.reference.compressor import compress, compress_overlapping
@@ -14,10 +15,13 @@ from kernels.reference.hadamard import hadamard
 from kernels.reference.hyper_connection import hc_head_weights, hc_mixes, hc_post, hc_pre, hc_split_sinkhorn
 from kernels.reference.indexer import index_scores, index_topk
 from kernels.reference.linear import fp8_linear, prepare_fp8
-from kernels.reference.rms_norm import head_norm, rms_norm
+from kernels.reference.rms_norm import head_norm
+from kernels.reference.rms_norm import rms_norm as _rms_norm
 from kernels.reference.rope import rope, rope_frequencies, rope_table, yarn_frequencies
 from kernels.reference.router import route_by_hash, route_by_score, router_scores, topk_weights
 from kernels.reference.swiglu import swiglu
+
+rms_norm = by_device(_rms_norm, "rms_norm")
 
 __all__ = [
     "act_quant",

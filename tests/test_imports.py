@@ -15,7 +15,7 @@ OURS = ("kernels", "services", "shared")
 SERVICES = ("cli", "expertd", "front", "monitor", "worker")
 
 THIRD_PARTY = {
-    "kernels": {"torch", "tilelang"},
+    "kernels": {"torch", "tilelang", "tvm"},
     "shared": {"msgpack", "numpy", "zmq"},
     "services.cli": {"prompt_toolkit", "rich", "typer"},
     "services.expertd": {"numpy"},
@@ -28,7 +28,7 @@ INTERNAL = {"kernels": {"kernels"}, "shared": {"shared"}} | {
 }
 INTERNAL["services.worker"].add("kernels")
 
-HEAVY = ("torch", "tilelang")
+HEAVY = ("torch", "tilelang", "tvm")
 
 
 def modules() -> list[Path]:

@@ -1,0 +1,43 @@
+"""Root-mean-square normalisation of rows, one block of threads a row."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tilelang.language as T
+import torch
+
+from kernels.tile import tile_kernel
+
+_THREADS = 128
+
+
+@tile_kernel({"d": 512, "dtype": "bfloat16", "eps": 1e-6}, {"d": 4096, "dtype": "bfloat16", "eps": 1e-6})
+def rms_norm_kernel(d: int, dtype: str, eps: float) -> Any:
+    m = T.dynamic("m")
+
+    @T.prim_func
+    def rms_norm(x: T.Tensor((m, d), dtype), weight: T.Tensor((d,), "float32"), y: T.Tensor((m, d), dtype)) -> None:
+        with T.Kernel(m, threads=_THREADS) as row:
+            values = T.alloc_fragment((d,), "float32")
+            squares = T.alloc_fragment((d,), "float32")
+            total = T.alloc_fragment((1,), "float32")
+            for i in T.Parallel(d):
+                values[i] = T.cast(x[row, i], "float32")
+            for i in T.Parallel(d):
+                squares[i] = values[i] * values[i]
+            T.reduce_sum(squares, total, dim=0)
+            for i in T.Parallel(d):
+                y[row, i] = T.cast(values[i] * T.rsqrt(total[0] / d + eps) * weight[i], dtype)
+
+    return rms_norm
+
+
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """See `kernels.reference.rms_norm.rms_norm`."""
+    rows = x.reshape(-1, x.shape[-1])
+    y = torch.empty_like(rows)
+    if len(rows):
+        dtype = str(x.dtype).removeprefix("torch.")
+        rms_norm_kernel(d=rows.shape[-1], dtype=dtype, eps=eps)(rows, weight, y)
+    return y.view(x.shape)

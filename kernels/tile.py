@@ -1,0 +1,57 @@
+"""Builds TileLang kernels: once per shape for the GPU at hand or, where there is none, as source for any architecture.
+
+A kernel is a function of static sizes that returns a TileLang program, decorated with `tile_kernel`. Calling it with
+sizes gives what launches on torch tensors, outputs included, on the current stream.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import tilelang
+import tvm
+
+# TMA and warp specialisation are Hopper's; GB10 (sm_121) has neither in a usable form, and one form serves both.
+_PASS_CONFIGS = {
+    tilelang.PassConfigKey.TL_DISABLE_TMA_LOWER: True,
+    tilelang.PassConfigKey.TL_DISABLE_WARP_SPECIALIZED: True,
+}
+
+KERNELS: list[TileKernel] = []
+"""Every kernel of the modules imported so far, for tests and for compiling ahead of use."""
+
+
+class TileKernel:
+    """A family of programs. `examples` are sizes that tests compile for every architecture we support."""
+
+    def __init__(self, build: Callable[..., Any], examples: tuple[Mapping[str, Any], ...]) -> None:
+        self.name = build.__name__
+        self.examples = examples
+        self._build = build
+        self._compiled = functools.cache(self._compile)
+        KERNELS.append(self)
+
+    def __call__(self, **sizes: Any) -> Callable[..., None]:
+        """The compiled program of these sizes; compiled at the first call, kept for the life of the process."""
+        return self._compiled(**sizes)
+
+    def source(self, arch: str, **sizes: Any) -> str:
+        """CUDA C++ of the program for an architecture such as "sm_121a"; needs no GPU."""
+        target = tvm.target.Target({"kind": "cuda", "arch": arch})
+        with target, tvm.transform.PassContext(config=_PASS_CONFIGS):
+            return str(tilelang.lower(self._build(**sizes), target=target).kernel_source)
+
+    def _compile(self, **sizes: Any) -> Callable[..., None]:
+        compiled: Callable[..., None] = tilelang.compile(self._build(**sizes), pass_configs=_PASS_CONFIGS)
+        return compiled
+
+
+def tile_kernel(*examples: Mapping[str, Any]) -> Callable[[Callable[..., Any]], TileKernel]:
+    """Decorates a function of keyword sizes that returns a TileLang program."""
+
+    def decorate(build: Callable[..., Any]) -> TileKernel:
+        return TileKernel(build, examples)
+
+    return decorate
