@@ -22,7 +22,7 @@ from shared.errors import ConfigError
 
 AUTO_BYTES = -1
 POLICIES = ("lfu", "lfu-aged", "lru")
-DEVICES = ("cpu", "cuda")
+DEVICES = re.compile(r"cpu|cuda(:[0-9]{1,3})?")
 LOG_LEVELS = ("debug", "info", "warning", "error")
 
 # ipc:// addresses are Unix socket paths: 107 bytes and a terminating zero (unix(7)).
@@ -107,6 +107,11 @@ class Config:
     def endpoint(self, name: str) -> str:
         """The ipc address of a socket in the run directory, such as "expertd" or "worker.control"."""
         return f"ipc://{self.run_dir / name}"
+
+
+def gpu_ordinal(device: str) -> int:
+    """The GPU, as CUDA counts them for a process, that worker.device means: 0 if it names none."""
+    return int(device.partition(":")[2] or 0)
 
 
 def under_honcho() -> bool:
@@ -223,7 +228,8 @@ def _check(config: Config) -> None:
     demand(is_name, "run.name", "1 to 40 letters, digits, . _ -, not starting with . or -", run.name)
     demand(run.log_level in LOG_LEVELS, "run.log_level", f"one of {', '.join(LOG_LEVELS)}", run.log_level)
     demand(config.cache.policy in POLICIES, "cache.policy", f"one of {', '.join(POLICIES)}", config.cache.policy)
-    demand(worker.device in DEVICES, "worker.device", f"one of {', '.join(DEVICES)}", worker.device)
+    is_device = DEVICES.fullmatch(worker.device) is not None
+    demand(is_device, "worker.device", "cpu, cuda (the first GPU) or cuda:N", worker.device)
     demand(1 <= reader.threads <= 256, "reader.threads", "1 to 256", reader.threads)
     demand(0 <= worker.threads <= 1024, "worker.threads", "0 (all cores) to 1024", worker.threads)
     demand(worker.prefill_chunk >= 1, "worker.prefill_chunk", "at least 1", worker.prefill_chunk)

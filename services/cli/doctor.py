@@ -12,7 +12,7 @@ from rich.console import Console
 
 from services.cli.plan import plan_json, show
 from shared.checkpoint.config import ModelConfig
-from shared.config import load_config
+from shared.config import gpu_ordinal, load_config
 from shared.errors import ExitCode
 from shared.planning.checks import Finding, Level, examine
 from shared.planning.machine import load_machine, probe
@@ -29,7 +29,12 @@ def doctor(
 ) -> None:
     """Examine memory, swap, disk, GPU and limits of this machine."""
     settings = load_config(config) if config else None
-    facts = load_machine(machine) if machine else probe(settings.model.path if settings else path)
+    if machine:
+        facts = load_machine(machine)
+    elif settings:
+        facts = probe(settings.model.path, gpu=gpu_ordinal(settings.worker.device))
+    else:
+        facts = probe(path)
     findings = examine(facts)
     result = make_plan(settings, ModelConfig.from_dir(settings.model.path), facts) if settings else None
     if as_json:

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from shared.checkpoint.config import ModelConfig
-from shared.config import load_config
+from shared.config import gpu_ordinal, load_config
 from shared.errors import ExitCode
 from shared.planning.machine import Machine, load_machine, probe
 from shared.planning.plan import Plan, make_plan
@@ -26,7 +26,7 @@ def plan(
     """Work out memory, cache and speed of a deployment before anything is loaded."""
     settings = load_config(config)
     model = ModelConfig.from_dir(settings.model.path)
-    facts = load_machine(machine) if machine else probe(settings.model.path)
+    facts = load_machine(machine) if machine else probe(settings.model.path, gpu=gpu_ordinal(settings.worker.device))
     result = make_plan(settings, model, facts)
     if as_json:
         print(json.dumps(plan_json(result, facts)))

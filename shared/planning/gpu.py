@@ -1,4 +1,4 @@
-"""The first NVIDIA GPU of this machine, asked through the driver library and /proc; no GPU is an ordinary answer.
+"""An NVIDIA GPU of this machine, asked through the driver library and /proc; no GPU is an ordinary answer.
 
 Owns the few driver calls (CUDA Driver API, `libcuda.so.1`). Deliberately not NVML or nvidia-smi: on machines whose GPU
 shares the system's memory they answer "not supported" to questions about it.
@@ -30,8 +30,8 @@ class Gpu:
     held_by: tuple[int, ...] = ()
 
 
-def find_gpu() -> Gpu | None:
-    """The first GPU, or None if there is no driver or no device."""
+def find_gpu(ordinal: int = 0) -> Gpu | None:
+    """The GPU that CUDA counts so, or None if there is no driver or no such device."""
     try:
         cuda = ctypes.CDLL("libcuda.so.1")
     except OSError:
@@ -39,7 +39,7 @@ def find_gpu() -> Gpu | None:
     if cuda.cuInit(0) != 0:
         return None
     device = ctypes.c_int()
-    if cuda.cuDeviceGet(ctypes.byref(device), 0) != 0:
+    if cuda.cuDeviceGet(ctypes.byref(device), ordinal) != 0:
         return None
     return _describe(cuda, device)
 

@@ -41,8 +41,9 @@ class Machine:
     gpu: Gpu | None
 
 
-def probe(path: Path, speeds: bool = True) -> Machine:
-    """This machine; the disk is the one that holds `path` (a checkpoint, for its speed to be measured).
+def probe(path: Path, speeds: bool = True, gpu: int = 0) -> Machine:
+    """This machine; the disk is the one that holds `path` (a checkpoint, for its speed to be measured), the GPU the
+    one of this number.
 
     Measuring the speeds takes about two seconds; without, they are unknown.
     """
@@ -61,7 +62,7 @@ def probe(path: Path, speeds: bool = True) -> Machine:
         disk_direct=disk.direct if disk else False,
         disk_free=_free_space(path),
         memlock=None if soft == resource.RLIM_INFINITY else soft,
-        gpu=find_gpu(),
+        gpu=find_gpu(gpu),
     )
 
 

@@ -15,7 +15,7 @@ from shared.checkpoint.config import ModelConfig
 from shared.checkpoint.records import RecordLayout, least_slots
 from shared.checkpoint.safetensors_writer import TensorSpec
 from shared.checkpoint.schedule import expected_tensors
-from shared.config import AUTO_BYTES, Config
+from shared.config import AUTO_BYTES, Config, gpu_ordinal
 from shared.errors import CapacityError
 from shared.planning.expectation import Range, StepCost, hit_rate, tokens_per_s
 from shared.planning.machine import Machine, probe
@@ -82,7 +82,8 @@ def resolve_cache_bytes(config: Config, model_config: ModelConfig) -> int:
     Raises:
         CapacityError: what must stay resident leaves too little, or the configured size does not fit.
     """
-    plan = make_plan(config, model_config, probe(config.model.path, speeds=False))
+    machine = probe(config.model.path, speeds=False, gpu=gpu_ordinal(config.worker.device))
+    plan = make_plan(config, model_config, machine)
     if plan.problems:
         raise CapacityError(f"{config.source}: {'; '.join(plan.problems)}")
     return plan.cache_bytes
@@ -98,7 +99,7 @@ def make_plan(config: Config, model: ModelConfig, machine: Machine) -> Plan:
         Part(f"state of one sequence, {context:,} tokens", state_bytes(model, context)),
         Part("dense weights of the extra blocks", extra),
         Part(f"workspace of a prefill chunk, {config.worker.prefill_chunk:,} tokens", _workspace_bytes(config, model)),
-        Part("processes", HOST_BYTES + (CUDA_BYTES if config.worker.device == "cuda" else 0)),
+        Part("processes", HOST_BYTES + (0 if config.worker.device == "cpu" else CUDA_BYTES)),
     )
     layout = RecordLayout.of(model)
     experts = model.num_moe_layers * model.n_routed_experts
@@ -190,7 +191,7 @@ def _step_cost(
 ) -> StepCost:
     # A step reads one row of the embedding and of the hash tables, and nothing of the extra blocks.
     skipped = re.compile(r"embed\.|mtp\.|.*\.tid2eid$")
-    gpu = machine.gpu if config.worker.device == "cuda" else None
+    gpu = None if config.worker.device == "cpu" else machine.gpu
     return StepCost(
         dense_bytes=sum(nbytes for name, nbytes in tensors.items() if not skipped.match(name)),
         record_bytes=record_bytes,
@@ -202,8 +203,8 @@ def _step_cost(
 
 def _problems(config: Config, machine: Machine, memory: str, available: int, left: int, least: int) -> list[str]:
     problems = []
-    if config.worker.device == "cuda" and machine.gpu is None:
-        problems.append('worker.device is "cuda", but there is no NVIDIA GPU; set it to "cpu"')
+    if config.worker.device != "cpu" and machine.gpu is None:
+        problems.append(f'worker.device is "{config.worker.device}", but there is no such NVIDIA GPU; set it to "cpu"')
     if left < least:
         more = least - left
         problems.append(

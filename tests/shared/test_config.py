@@ -14,6 +14,7 @@ from shared.config import (
     MAX_SOCKET_PATH,
     Config,
     default_config_path,
+    gpu_ordinal,
     load_config,
     parse_bytes,
     under_honcho,
@@ -154,7 +155,10 @@ def test_mistakes_name_file_and_key(load, tmp_path: Path, old: str, new: str, me
         ("reader", "threads = 0", "'reader.threads' must be 1 to 256"),
         ("reader", "threads = 257", "'reader.threads' must be 1 to 256"),
         ("reader", 'direct = "yes"', "'reader.direct' must be true or false"),
-        ("worker", 'device = "tpu"', "'worker.device' must be one of cpu, cuda"),
+        ("worker", 'device = "tpu"', "'worker.device' must be cpu, cuda"),
+        ("worker", 'device = "cuda:"', "'worker.device' must be cpu, cuda"),
+        ("worker", 'device = "cuda:-1"', "'worker.device' must be cpu, cuda"),
+        ("worker", 'device = "cpu:0"', "'worker.device' must be cpu, cuda"),
         ("worker", "threads = -1", "'worker.threads' must be 0"),
         ("worker", "threads = 1025", "'worker.threads' must be 0"),
         ("worker", "prefill_chunk = 0", "'worker.prefill_chunk' must be at least 1"),
@@ -166,6 +170,12 @@ def test_mistakes_name_file_and_key(load, tmp_path: Path, old: str, new: str, me
 def test_values_out_of_range(load, section: str, line: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         load(f"{MINIMAL}[{section}]\n{line}\n")
+
+
+@pytest.mark.parametrize(("device", "ordinal"), [("cpu", 0), ("cuda", 0), ("cuda:0", 0), ("cuda:7", 7)])
+def test_devices_and_the_gpu_they_mean(load, device: str, ordinal: int) -> None:
+    config = load(f'{MINIMAL}[worker]\ndevice = "{device}"\n')
+    assert (config.worker.device, gpu_ordinal(config.worker.device)) == (device, ordinal)
 
 
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:

@@ -93,7 +93,7 @@ def test_a_cache_too_small_for_one_step() -> None:
 def test_cuda_without_a_gpu() -> None:
     config, machine = deployed("spark")
     problems = make_plan(config, FULL, replace(machine, gpu=None)).problems
-    assert problems == ('worker.device is "cuda", but there is no NVIDIA GPU; set it to "cpu"',)
+    assert problems == ('worker.device is "cuda", but there is no such NVIDIA GPU; set it to "cpu"',)
 
 
 def test_auto_never_takes_more_than_all_experts() -> None:
