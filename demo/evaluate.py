@@ -21,7 +21,7 @@ from transformers import DeepseekV4ForCausalLM, DynamicCache
 from demo.corpus import HERE, Renderer
 from demo.export import read_masters
 from demo.model import build
-from demo.questions import Question, Verdict, judge, questions, table
+from demo.questions import Question, Verdict, judge, questions, summary, table
 from services.front.tokenizer import Tokenizer
 from services.worker.local_experts import LocalExperts
 from services.worker.model import Model
@@ -105,8 +105,7 @@ def main() -> None:
     print(table(verdicts))
     print(f"{time.monotonic() - started:.0f} s")
     if args.out is not None:
-        shares = {k: sum(v.right for v in given) / len(given) for k, given in verdicts.items()}
-        args.out.write_text(json.dumps(shares, indent=2) + "\n", encoding="utf-8")
+        args.out.write_text(json.dumps(summary(verdicts), indent=2) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

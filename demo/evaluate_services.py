@@ -10,7 +10,7 @@ import argparse
 import json
 from pathlib import Path
 
-from demo.questions import Question, Verdict, is_right, questions, table
+from demo.questions import Question, Verdict, is_right, questions, summary, table
 from services.cli.conversation import Answer
 from services.cli.front_client import FrontClient
 from services.front.tokenizer import Tokenizer
@@ -19,7 +19,7 @@ from shared.protocol.messages import Chat
 
 
 def ask(client: FrontClient, question: Question) -> Verdict:
-    """Put one question, greedily."""
+    """Put one question, greedily; prints a wrong answer."""
     talk = question.conversation
     options = {"thinking": talk.thinking} | ({"tools": list(talk.tools)} if talk.tools else {})
     chat = Chat(json.dumps(talk.messages[:-1]), 160, temperature=0.0, options_json=json.dumps(options))
@@ -28,11 +28,14 @@ def ask(client: FrontClient, question: Question) -> Verdict:
     made = [call["function"] for call in json.loads(answer.tool_calls_json or "[]")]
     calls = [(call["name"], json.loads(call["arguments"])) for call in made]
     is_whole = reply.last.finish_reason in ("stop", "tool_calls") and bool(answer.reasoning) == talk.thinking
-    return Verdict(is_right(talk, answer.text, calls), is_whole)
+    verdict = Verdict(is_right(talk, answer.text, calls), is_whole)
+    if not verdict.right:
+        print(f"  wrong, {question.category}: {answer.text!r}, wanted {talk.call or talk.expected!r}", flush=True)
+    return verdict
 
 
-def run(config: Config, share: float) -> None:
-    """Ask all, or a share of every category, and print the table."""
+def run(config: Config, share: float) -> dict[str, list[Verdict]]:
+    """Ask all, or a share of every category: verdicts by category. Prints what went wrong and the table."""
     tokenizer = Tokenizer.load(config.model.path)
     client = FrontClient(config)
     verdicts: dict[str, list[Verdict]] = {}
@@ -43,6 +46,7 @@ def run(config: Config, share: float) -> None:
     finally:
         client.close()
     print(table(verdicts))
+    return verdicts
 
 
 def main() -> None:
@@ -50,8 +54,11 @@ def main() -> None:
     parser.add_argument("name", choices=("demo",), help="the set of questions")
     parser.add_argument("--config", "-c", type=Path, help="the deployment's TOML file")
     parser.add_argument("--share", type=float, default=1.0, help="of every category (%(default)s)")
+    parser.add_argument("--out", type=Path, help="JSON file for the numbers")
     args = parser.parse_args()
-    run(load_config(args.config or default_config_path()), args.share)
+    verdicts = run(load_config(args.config or default_config_path()), args.share)
+    if args.out is not None:
+        args.out.write_text(json.dumps(summary(verdicts), indent=2) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

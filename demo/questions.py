@@ -89,3 +89,15 @@ def table(verdicts: dict[str, list[Verdict]]) -> str:
         right, formed = (sum(getattr(v, key) for v in given) / len(given) for key in ("right", "well_formed"))
         lines.append(f"| {category} | {len(given)} | {right:.1%} | {formed:.1%} |")
     return "\n".join(lines)
+
+
+def summary(verdicts: dict[str, list[Verdict]]) -> dict[str, dict[str, int]]:
+    """How many of every category were asked, right and well-formed."""
+    return {
+        category: {
+            "asked": len(given),
+            "right": sum(v.right for v in given),
+            "well_formed": sum(v.well_formed for v in given),
+        }
+        for category, given in verdicts.items()
+    }
