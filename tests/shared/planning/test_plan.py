@@ -126,7 +126,7 @@ def test_resolving_auto_and_fixed_sizes(tmp_path: Path, monkeypatch: pytest.Monk
     assert resolve_cache_bytes(config, model) == everything
     assert resolve_cache_bytes(with_cache(config, 10**6), model) == 10**6
     _, machine = deployed("spark")
-    monkeypatch.setattr(plan_module, "probe", lambda path, speeds: replace(machine, memory_available=10**9))
+    monkeypatch.setattr(plan_module, "probe", lambda path, speeds, gpu: replace(machine, memory_available=10**9))
     with pytest.raises(CapacityError, match=r"c.toml: 1.00 GB of system memory are too little by"):
         resolve_cache_bytes(config, model)
 
