@@ -1,10 +1,11 @@
-"""Generation of one sequence: prefill in chunks, then one token a step, until a stop id, the length or a cancel.
+"""Generation of one sequence: prefill in segments, then one token a step, until a stop id, the length or a cancel.
 
 Pure of sockets: the same loop serves requests, benchmarks and tests, whatever provider the experts come from.
 """
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -15,6 +16,7 @@ import torch
 from services.worker.experts import ExpertProvider
 from services.worker.model import Model, SequenceState
 from services.worker.sampler import GREEDY, Sampler, SamplingParams
+from services.worker.sessions import KeptSegment, SessionStore, Trail, cut_prompt
 from shared.errors import ErrorCode, ServiceError
 
 
@@ -28,13 +30,14 @@ class FinishReason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What to generate. `top_logprobs` -1 is off."""
+    """What to generate. `top_logprobs` -1 is off; `boundaries` are where the prompt may be cut."""
 
     prompt_ids: Sequence[int]
     max_tokens: int
     params: SamplingParams = GREEDY
     stop_ids: frozenset[int] = frozenset()
     top_logprobs: int = -1
+    boundaries: Sequence[int] = ()
 
     def check(self, vocab_size: int, max_context: int) -> None:
         """Raises ServiceError (bad_request) naming what the model cannot do."""
@@ -51,6 +54,9 @@ class Job:
             raise _bad_request(f"token id {outside[0]} is outside the vocabulary of {vocab_size} ids")
         if not -1 <= self.top_logprobs <= vocab_size:
             raise _bad_request(f"top_logprobs must be -1 (off) to {vocab_size}, not {self.top_logprobs}")
+        edges = (0, *self.boundaries, len(self.prompt_ids) + 1)
+        if any(end <= begin for begin, end in itertools.pairwise(edges)):
+            raise _bad_request(f"boundaries must rise, from 1 to the prompt's {len(self.prompt_ids)} tokens")
         self.params.check()
 
 
@@ -60,20 +66,25 @@ def _bad_request(detail: str) -> ServiceError:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What one step added to the sequence: a token, a reason to end, or both."""
+    """What one step added to the sequence: a token, a reason to end, or both.
+
+    `cached_tokens` of the prompt were kept from before; it is the same in every step of a sequence.
+    """
 
     token: int | None = None
     finish: FinishReason | None = None
     logprob: float = 0.0
     top_ids: tuple[int, ...] = ()
     top_logprobs: tuple[float, ...] = ()
+    cached_tokens: int = 0
 
 
 @dataclass(slots=True)
 class EngineCounters:
-    """Cumulative over the life of the worker; times in seconds."""
+    """Cumulative over the life of the worker; times in seconds. Cached tokens are not among the prompt tokens."""
 
     prompt_tokens: int = 0
+    cached_tokens: int = 0
     generated_tokens: int = 0
     steps: int = 0
     prefill_seconds: float = 0.0
@@ -82,11 +93,16 @@ class EngineCounters:
 
 @dataclass(slots=True)
 class Engine:
-    """The model and one sequence state, reset for every job."""
+    """The model and one sequence state, begun anew for every job from what is kept of its prompt.
+
+    `prefill_chunk` and `min_segment` say where prompts are cut (see `cut_prompt`).
+    """
 
     model: Model
     max_context: int
     prefill_chunk: int
+    min_segment: int = 1
+    sessions: SessionStore = field(default_factory=SessionStore)
     counters: EngineCounters = field(default_factory=EngineCounters)
     state: SequenceState = field(init=False)
 
@@ -96,37 +112,51 @@ class Engine:
     def generate(self, job: Job, experts: ExpertProvider, cancelled: Callable[[], bool]) -> Iterator[Step]:
         """Yields one `Step` a token; only the last has a finish reason.
 
-        A stop id ends the sequence and is not yielded. A cancel is seen between steps and between prefill chunks.
+        A stop id ends the sequence and is not yielded. A cancel is seen between steps and between prefill segments.
         Whatever the provider raises (ServiceError, PeerLost) passes through; the next job starts from a clean state.
+        What is kept from before changes no bit of what is yielded, but for `cached_tokens`.
         """
-        self.state.reset()
+        ends = cut_prompt(len(job.prompt_ids), job.boundaries, self.prefill_chunk, self.min_segment)
+        segments = [job.prompt_ids[begin:end] for begin, end in itertools.pairwise([0, *ends])]
+        trail = self.sessions.follow(segments)
+        self.state.restore([kept.state for kept in trail.kept])
+        cached = self.state.position
+        self.counters.cached_tokens += cached
         sampler = Sampler(job.params, self.model.device)
-        logits = self._prefill(job.prompt_ids, experts, cancelled)
+        logits = self._prefill(segments, trail, experts, cancelled)
         room = min(job.max_tokens, self.max_context - len(job.prompt_ids))
         for produced in range(1, room + 1):
             if logits is None or cancelled():
-                yield Step(finish=FinishReason.ABORT)
+                yield Step(finish=FinishReason.ABORT, cached_tokens=cached)
                 return
             token = sampler.sample(logits)
             self.counters.generated_tokens += 1
             if token in job.stop_ids:
-                yield Step(finish=FinishReason.STOP)
+                yield Step(finish=FinishReason.STOP, cached_tokens=cached)
                 return
-            yield _step(token, logits, job.top_logprobs, FinishReason.LENGTH if produced == room else None)
+            finish = FinishReason.LENGTH if produced == room else None
+            yield Step(token, finish, *_logprobs(token, logits, job.top_logprobs), cached_tokens=cached)
             if produced < room:
                 logits = self._decode(token, experts)
 
     def _prefill(
-        self, ids: Sequence[int], experts: ExpertProvider, cancelled: Callable[[], bool]
+        self,
+        segments: Sequence[Sequence[int]],
+        trail: Trail,
+        experts: ExpertProvider,
+        cancelled: Callable[[], bool],
     ) -> torch.Tensor | None:
+        """Take in the segments that were not kept, and keep them; the logits after the last, None if cancelled."""
         started = time.perf_counter()
-        logits = None
-        for begin in range(0, len(ids), self.prefill_chunk):
+        logits = trail.kept[-1].logits.to(self.model.device) if trail.kept else None
+        for ids in segments[len(trail.kept) :]:
             if cancelled():
                 return None
-            chunk = ids[begin : begin + self.prefill_chunk]
-            logits = self._forward(chunk, experts)
-            self.counters.prompt_tokens += len(chunk)
+            begin = self.state.position
+            logits = self._forward(ids, experts)
+            self.counters.prompt_tokens += len(ids)
+            if trail.is_keeping:
+                trail.add(KeptSegment(self.state.export(begin), logits.to("cpu", copy=True)))
         self.counters.prefill_seconds += time.perf_counter() - started
         return logits
 
@@ -143,9 +173,10 @@ class Engine:
         return logits
 
 
-def _step(token: int, logits: torch.Tensor, top: int, finish: FinishReason | None) -> Step:
+def _logprobs(token: int, logits: torch.Tensor, top: int) -> tuple[float, tuple[int, ...], tuple[float, ...]]:
+    """That of the token, and the `top` likeliest ids with theirs; nothing if `top` is -1."""
     if top < 0:
-        return Step(token, finish)
+        return 0.0, (), ()
     logprobs = logits.log_softmax(-1)
     values, ids = logprobs.topk(top)
-    return Step(token, finish, float(logprobs[token]), tuple(ids.tolist()), tuple(values.tolist()))
+    return float(logprobs[token]), tuple(ids.tolist()), tuple(values.tolist())

@@ -103,7 +103,8 @@ class WorkerService:
             "max_context": self._engine.max_context,
             "state_bytes": self._engine.state.nbytes,
         }
-        return counters | gauges, {"device": self._config.worker.device, "checkpoint": self._config.model.path.name}
+        labels = {"device": self._config.worker.device, "checkpoint": self._config.model.path.name}
+        return counters | gauges | self._engine.sessions.stats(), labels
 
     def _serve(self, experts: SharedExperts) -> None:
         while not self._context.stopping:
@@ -208,7 +209,7 @@ class _Progress:
             finish_reason=step.finish.value if step.finish else "",
             prompt_tokens=len(self._ticket.job.prompt_ids),
             completion_tokens=self._completion_tokens,
-            cached_tokens=0,
+            cached_tokens=step.cached_tokens,
             ttft_s=self._ttft_s,
             elapsed_s=elapsed,
             logprobs=() if step.token is None or self._ticket.job.top_logprobs < 0 else (step.logprob,),
@@ -223,4 +224,7 @@ class _Progress:
 
 def _job(message: Generate) -> Job:
     params = SamplingParams(message.temperature, message.top_p, message.top_k, message.min_p, message.seed)
-    return Job(message.prompt_ids, message.max_tokens, params, frozenset(message.stop_ids), message.top_logprobs)
+    stop_ids = frozenset(message.stop_ids)
+    return Job(
+        message.prompt_ids, message.max_tokens, params, stop_ids, message.top_logprobs, boundaries=message.boundaries
+    )

@@ -1,4 +1,4 @@
-"""Puts the worker together: dense weights, engine, sockets."""
+"""Puts the worker together: dense weights, kept sessions, engine, sockets."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ import torch
 from services.worker.engine import Engine
 from services.worker.model import Model
 from services.worker.service import WorkerService
+from services.worker.sessions import SessionDisk, SessionStore, session_root
 from shared.checkpoint.config import ModelConfig
 from shared.checkpoint.index import TensorIndex
+from shared.config import WorkerConfig
 from shared.errors import ConfigError
 from shared.runtime.context import ServiceContext
 from shared.stats import StatsPublisher
@@ -27,7 +29,9 @@ def start(context: ServiceContext) -> None:
     index = TensorIndex.open(config.model.path)
     max_context = min(config.model.max_context, model_config.max_position_embeddings)
     model = Model.load(index, model_config, max_context, progress=context.progress)
-    service = WorkerService(context, Engine(model, max_context, worker.prefill_chunk), index.fingerprint)
+    sessions = _sessions(worker, index)
+    engine = Engine(model, max_context, worker.prefill_chunk, worker.min_segment, sessions)
+    service = WorkerService(context, engine, index.fingerprint)
     server = Server(config.endpoint("worker"), context.identity, service.handle, status=context.pong)
     stats = StatsPublisher(config.endpoint("worker.stats"), context.identity, service.stats)
     server.start()
@@ -37,3 +41,10 @@ def start(context: ServiceContext) -> None:
     finally:
         stats.stop()
         server.stop(drain_s=0.5)
+        sessions.close()
+
+
+def _sessions(worker: WorkerConfig, index: TensorIndex) -> SessionStore:
+    """Raises ConfigError or LockedError if worker.session_dir cannot be used."""
+    disk = SessionDisk(worker.session_dir, worker.session_disk_bytes) if worker.session_dir else None
+    return SessionStore(worker.session_bytes, session_root(index, worker.device), disk)

@@ -30,7 +30,7 @@ def claim(service: str, config: Config) -> Iterator[None]:
     """
     directory = config.run_dir
     make_private(directory, own_parent=config.run.dir is None)
-    lock = _lock(directory / f"{service}.lock", service)
+    lock = hold_lock(directory / f"{service}.lock", f"{service} already runs in {directory}", "set another run.name")
     try:
         for suffix in SOCKET_SUFFIXES:
             with contextlib.suppress(FileNotFoundError):
@@ -63,19 +63,22 @@ def _check_owner(directory: Path) -> None:
         raise ConfigError(f"run directory {directory} belongs to user {status.st_uid}; set run.dir to one of yours")
 
 
-def _lock(path: Path, service: str) -> int:
-    """An open descriptor that holds the lock and names this process."""
+def hold_lock(path: Path, busy: str, advice: str) -> int:
+    """An open descriptor that holds the lock at `path`, whose content names this process; close it to let go.
+
+    Raises:
+        ConfigError: the file cannot be used; the message ends with `advice`.
+        LockedError: a live process holds the lock; the message begins with `busy` and ends with `advice`.
+    """
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     except OSError as error:
-        raise ConfigError(f"cannot use lock file {path}: {error.strerror}; set run.dir") from error
+        raise ConfigError(f"cannot use lock file {path}: {error.strerror}; {advice}") from error
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         holder = os.pread(descriptor, 32, 0).decode(errors="replace").strip() or "unknown"
         os.close(descriptor)
-        raise LockedError(
-            f"{service} already runs in {path.parent} as process {holder}; stop it, or set another run.name"
-        ) from None
+        raise LockedError(f"{busy} as process {holder}; stop it, or {advice}") from None
     os.pwrite(descriptor, f"{os.getpid():<20}\n".encode(), 0)
     return descriptor

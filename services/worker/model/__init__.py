@@ -2,6 +2,6 @@
 
 from services.worker.model.model import Model
 from services.worker.model.precision import EXACT, QUANTISED, Precision
-from services.worker.model.state import LayerState, SequenceState
+from services.worker.model.state import LayerState, SegmentState, SequenceState
 
-__all__ = ["EXACT", "QUANTISED", "LayerState", "Model", "Precision", "SequenceState"]
+__all__ = ["EXACT", "QUANTISED", "LayerState", "Model", "Precision", "SegmentState", "SequenceState"]
