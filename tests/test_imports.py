@@ -86,13 +86,13 @@ def test_a_module_imports_only_what_its_package_may(path: Path) -> None:
         ("services.cli.__main__", "services.monitor.view"),
         ("services.cli.__main__", "kernels.reference"),
         ("services.expertd.pool", "kernels"),
-        ("kernels.reference.rope", "shared.errors"),
+        ("kernels.reference.rotary", "shared.errors"),
         ("kernels", "numpy"),
     ],
 )
 def test_the_rule_itself(module: str, imported: str) -> None:
     assert forbidden(module, imported)
-    assert not forbidden("services.worker.engine", "kernels.reference.rope")
+    assert not forbidden("services.worker.engine", "kernels.reference.rotary")
     assert not forbidden("services.worker.engine", "shared.errors")
 
 

@@ -10,7 +10,7 @@ import math
 import torch
 import torch.nn.functional as F
 
-from kernels.reference.rms_norm import inverse_rms
+from kernels.reference.norm import inverse_rms
 
 
 def hc_mixes(h: torch.Tensor, fn: torch.Tensor, eps: float) -> torch.Tensor:

@@ -13,7 +13,7 @@ import torch
 
 import kernels
 from helpers.faults import Fault, Inject, after_longer, all_of, attention_half, replacing, replacing_method, structure
-from kernels.reference import rope as rope_module
+from kernels.reference import rotary as rope_module
 from services.worker.model import model as model_module
 from services.worker.model.attention import Attention
 from services.worker.model.precision import Precision

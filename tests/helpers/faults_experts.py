@@ -26,7 +26,7 @@ from helpers.faults import (
     structure,
 )
 from helpers.faults_attention import fp8_with_exact_scale
-from kernels.reference import act_quant as act_quant_module
+from kernels.reference import fp8 as act_quant_module
 from kernels.reference import gemm as gemm_module
 from services.worker.model.assignment import Assignment
 from services.worker.model.moe import SHARED, Job, MoE

@@ -37,7 +37,7 @@ class Precision:
 
     def index_value(self, x: torch.Tensor) -> torch.Tensor:
         """The indexer's queries and keys: rotated by a Hadamard matrix, then FP4. [..., index_head_dim]."""
-        return kernels.fp4_simulate(kernels.hadamard(x)) if self.is_quantised else x
+        return kernels.hadamard_fp4(x) if self.is_quantised else x
 
 
 QUANTISED = Precision(torch.bfloat16, is_quantised=True)

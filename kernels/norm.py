@@ -34,7 +34,7 @@ def rms_norm_kernel(d: int, dtype: str, eps: float) -> Any:
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """See `kernels.reference.rms_norm.rms_norm`."""
+    """See `kernels.reference.rms_norm`."""
     rows = x.reshape(-1, x.shape[-1])
     y = torch.empty_like(rows)
     if len(rows):

@@ -1,7 +1,8 @@
-"""Quantise to e2m1 and back, with one power-of-two scale a block: what the indexer does to its queries and keys."""
+"""What the indexer does to queries and keys: a Walsh-Hadamard transform, then e2m1 with one scale a block."""
 
 from __future__ import annotations
 
+import functools
 import math
 
 import torch
@@ -26,3 +27,26 @@ def fp4_simulate(x: torch.Tensor, block: int = 32) -> torch.Tensor:
     scaled = blocks / scale
     step = floor_power_of_two(scaled).clamp_min_(constant(1.0)).mul_(constant(0.5))
     return (scaled / step).round_().mul_(step.mul_(scale)).view(x.shape).type(x.dtype)
+
+
+def hadamard(x: torch.Tensor) -> torch.Tensor:
+    """H x * n^-0.5 with H in natural (Sylvester) order, summed in float32, rounded once to the type of x.
+
+    x: [..., n], n a power of two.
+    """
+    n = x.shape[-1]
+    return (x.float() @ _signs(n, x.device)).mul_(constant(n**-0.5)).type(x.dtype)
+
+
+def hadamard_fp4(x: torch.Tensor) -> torch.Tensor:
+    """`hadamard`, then `fp4_simulate`. x: [..., n], n a power of two and at least 32; returns the type of x."""
+    return fp4_simulate(hadamard(x))
+
+
+@functools.cache
+def _signs(n: int, device: torch.device) -> torch.Tensor:
+    """H, float32 [n, n] of 1 and -1; symmetric."""
+    if n == 1:
+        return torch.ones(1, 1, device=device)
+    half = _signs(n // 2, device)
+    return torch.cat((torch.cat((half, half), 1), torch.cat((half, -half), 1)))
