@@ -6,6 +6,7 @@ The chat format knows one assistant turn per answer and one place for instructio
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 _BETWEEN = "\n\n"
@@ -52,3 +53,11 @@ class ConversationBuilder:
         if not self.messages or self.messages[-1]["role"] != "assistant":
             self.messages.append({"role": "assistant", "content": ""})
         return self.messages[-1]
+
+
+def function_tool(name: str, description: str, parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """An OpenAI-style tool definition; `parameters` is a JSON schema."""
+    function: dict[str, Any] = {"name": name, "parameters": parameters}
+    if description:
+        function = {"name": name, "description": description, "parameters": parameters}
+    return {"type": "function", "function": function}

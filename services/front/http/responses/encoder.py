@@ -1,0 +1,207 @@
+"""An answer in the words of /v1/responses: the events of a stream, and the whole response.
+
+Format: developers.openai.com/api/reference/resources/responses (streaming events). A response is a list of items
+(reasoning, message, function_call), written one after the other; reasoning and messages hold one part of text. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from services.front.generation import (
+    Event,
+    Finished,
+    Queued,
+    ReasoningDelta,
+    Started,
+    TextDelta,
+    ToolCallDelta,
+    Usage,
+)
+from shared.errors import ErrorCode, ServiceError
+
+
+@dataclass(slots=True)
+class _Item:
+    """The item being written: what it was opened as, and the pieces that were added."""
+
+    opening: dict[str, Any]
+    pieces: list[str] = field(default_factory=list)
+
+    @property
+    def text(self) -> str:
+        return "".join(self.pieces)
+
+    @property
+    def part(self) -> dict[str, Any] | None:
+        """The part that holds the text; a function call has none."""
+        match self.opening["type"]:
+            case "message":
+                return {"type": "output_text", "text": self.text, "annotations": [], "logprobs": []}
+            case "reasoning":
+                return {"type": "reasoning_text", "text": self.text}
+        return None
+
+    def complete(self, status: str) -> dict[str, Any]:
+        content = {"arguments": self.text} if self.part is None else {"content": [self.part]}
+        return self.opening | content | {"status": status}
+
+
+class ResponseEncoder:
+    """Give it every event of one answer, or its error; `response` is the whole answer after the last.
+
+    `echo` are the fields of the request that the response repeats; `new_id` makes an id out of its prefix.
+    """
+
+    def __init__(self, echo: dict[str, Any], created_at: int, new_id: Callable[[str], str]) -> None:
+        self.response: dict[str, Any] = {
+            "id": new_id("resp"),
+            "object": "response",
+            "created_at": created_at,
+            "status": "queued",
+            "background": False,
+            "error": None,
+            "incomplete_details": None,
+            "output": [],
+            "previous_response_id": None,
+            "service_tier": "default",
+            "store": False,
+            "top_logprobs": 0,
+            "truncation": "disabled",
+            "usage": None,
+        } | echo
+        self._new_id = new_id
+        self._num_events = 0
+        self._item: _Item | None = None
+        self._call = -1
+
+    def encode(self, event: Event) -> list[dict[str, Any]]:
+        """The stream's events for this one; the name of each is its `type`."""
+        match event:
+            case Queued():
+                return [*self._begin(), self._response_event("response.queued")]
+            case Started():
+                self.response["status"] = "in_progress"
+                return [*self._begin(), self._response_event("response.in_progress")]
+            case TextDelta(text):
+                return self._write("message", text)
+            case ReasoningDelta(text):
+                return self._write("reasoning", text)
+            case ToolCallDelta():
+                return self._call_delta(event)
+            case Finished("abort"):
+                return self.fail(ServiceError(ErrorCode.CANCELLED, "the request was cancelled"))
+            case Finished():
+                return self._finish(event)
+
+    def fail(self, error: ServiceError) -> list[dict[str, Any]]:
+        """The end of an answer that cannot be completed."""
+        self.response["status"] = "failed"
+        self.response["error"] = {"code": "server_error", "message": error.detail}
+        return [*self._begin(), *self._close("incomplete"), self._response_event("response.failed")]
+
+    def _begin(self) -> list[dict[str, Any]]:
+        return [] if self._num_events else [self._response_event("response.created")]
+
+    def _write(self, kind: str, text: str) -> list[dict[str, Any]]:
+        if not text:
+            return []
+        events = []
+        if self._item is None or self._item.opening["type"] != kind:
+            events = self._open_text(kind)
+        delta = "output_text.delta" if kind == "message" else "reasoning_text.delta"
+        return [*events, self._grow(delta, text)]
+
+    def _open_text(self, kind: str) -> list[dict[str, Any]]:
+        if kind == "message":
+            events = self._open({"id": self._new_id("msg"), "type": "message", "role": "assistant", "content": []})
+        else:
+            events = self._open({"id": self._new_id("rs"), "type": "reasoning", "summary": [], "content": []})
+        assert self._item is not None
+        return [*events, self._item_event("content_part.added", content_index=0, part=self._item.part)]
+
+    def _call_delta(self, event: ToolCallDelta) -> list[dict[str, Any]]:
+        events = []
+        if event.index != self._call:
+            self._call = event.index
+            opening = {"id": self._new_id("fc"), "type": "function_call", "call_id": event.id, "name": event.name}
+            events = self._open(opening | {"arguments": ""})
+        if event.arguments:
+            events.append(self._grow("function_call_arguments.delta", event.arguments))
+        return events
+
+    def _open(self, opening: dict[str, Any]) -> list[dict[str, Any]]:
+        events = self._close("completed")
+        self._item = _Item(opening)
+        item = opening | {"status": "in_progress"}
+        return [*events, self._event("response.output_item.added", output_index=self._index, item=item)]
+
+    def _grow(self, kind: str, text: str) -> dict[str, Any]:
+        assert self._item is not None
+        self._item.pieces.append(text)
+        return self._item_event(kind, delta=text, **_PLACES[kind])
+
+    def _close(self, status: str) -> list[dict[str, Any]]:
+        if self._item is None:
+            return []
+        text, part, item = self._item.text, self._item.part, self._item.complete(status)
+        if part is None:
+            done = {"arguments": text, "name": item["name"]}
+            events = [self._item_event("function_call_arguments.done", **done)]
+        else:
+            kind = "output_text.done" if item["type"] == "message" else "reasoning_text.done"
+            events = [
+                self._item_event(kind, text=text, **_PLACES[kind]),
+                self._item_event("content_part.done", content_index=0, part=part),
+            ]
+        events.append(self._event("response.output_item.done", output_index=self._index, item=item))
+        self.response["output"].append(item)
+        self._item = None
+        return events
+
+    def _finish(self, event: Finished) -> list[dict[str, Any]]:
+        status = "incomplete" if event.reason == "length" else "completed"
+        events = self._close(status)
+        self.response |= {"status": status, "usage": _usage(event.usage)}
+        if status == "incomplete":
+            self.response["incomplete_details"] = {"reason": "max_output_tokens"}
+        return [*events, self._response_event(f"response.{status}")]
+
+    @property
+    def _index(self) -> int:
+        """Of the item that is open."""
+        return len(self.response["output"])
+
+    def _item_event(self, kind: str, **values: Any) -> dict[str, Any]:
+        assert self._item is not None
+        place = {"item_id": self._item.opening["id"], "output_index": self._index}
+        return self._event(f"response.{kind}", **place, **values)
+
+    def _response_event(self, kind: str) -> dict[str, Any]:
+        return self._event(kind, response=self.response | {"output": list(self.response["output"])})
+
+    def _event(self, kind: str, **values: Any) -> dict[str, Any]:
+        self._num_events += 1
+        return {"type": kind, "sequence_number": self._num_events - 1, **values}
+
+
+# Where in its item a text stands, for the events that say so.
+_PLACES: dict[str, dict[str, Any]] = {
+    "output_text.delta": {"content_index": 0, "logprobs": []},
+    "output_text.done": {"content_index": 0, "logprobs": []},
+    "reasoning_text.delta": {"content_index": 0},
+    "reasoning_text.done": {"content_index": 0},
+    "function_call_arguments.delta": {},
+}
+
+
+def _usage(usage: Usage) -> dict[str, Any]:
+    return {
+        "input_tokens": usage.prompt_tokens,
+        "input_tokens_details": {"cached_tokens": usage.cached_tokens, "cache_write_tokens": 0},
+        "output_tokens": usage.completion_tokens,
+        "output_tokens_details": {"reasoning_tokens": usage.reasoning_tokens},
+        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+    }
