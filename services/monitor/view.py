@@ -89,7 +89,10 @@ class CacheView:
 
 @dataclass(frozen=True, slots=True)
 class WorkerView:
-    """Generation. `tokens_per_s` is by the clock; the decode and prefill speeds count only time spent in them."""
+    """Generation. `tokens_per_s` is by the clock; the decode and prefill speeds count only time spent in them.
+
+    `cached_tokens` of prompts were kept from before and not read again; `session_hits` prompts had some.
+    """
 
     tokens_per_s: float | None
     decode_tokens_per_s: float | None
@@ -102,8 +105,13 @@ class WorkerView:
     failed: int
     cancelled: int
     prompt_tokens: int
+    cached_tokens: int
     generated_tokens: int
     state_bytes: int
+    session_hits: int
+    session_bytes: int
+    session_limit_bytes: int
+    session_disk_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,8 +215,13 @@ def _worker(window: Window) -> WorkerView:
         failed=int(window.total("requests_failed")),
         cancelled=int(window.total("requests_cancelled")),
         prompt_tokens=int(window.total("prompt_tokens")),
+        cached_tokens=int(window.total("cached_tokens")),
         generated_tokens=int(window.total("generated_tokens")),
         state_bytes=int(window.total("state_bytes")),
+        session_hits=int(window.total("session_hits")),
+        session_bytes=int(window.total("session_bytes")),
+        session_limit_bytes=int(window.total("session_limit_bytes")),
+        session_disk_bytes=int(window.total("session_disk_bytes")),
     )
 
 

@@ -94,16 +94,19 @@ def make_plan(config: Config, model: ModelConfig, machine: Machine) -> Plan:
     tensors = _tensor_bytes(model, config.worker.device)
     extra = sum(nbytes for name, nbytes in tensors.items() if name.startswith("mtp."))
     context = config.model.max_context
+    memory, available, total = _memory(config, machine)
+    # Sessions are kept in the host's memory, which is not the cache's where a GPU has its own.
+    sessions = 0 if memory == "device" else config.worker.session_bytes
     parts = (
         Part("dense weights of the backbone", sum(tensors.values()) - extra),
         Part(f"state of one sequence, {context:,} tokens", state_bytes(model, context)),
         Part("dense weights of the extra blocks", extra),
         Part(f"workspace of a prefill chunk, {config.worker.prefill_chunk:,} tokens", _workspace_bytes(config, model)),
+        Part("states of recent conversations", sessions),
         Part("processes", HOST_BYTES + (0 if config.worker.device == "cpu" else CUDA_BYTES)),
     )
     layout = RecordLayout.of(model)
     experts = model.num_moe_layers * model.n_routed_experts
-    memory, available, total = _memory(config, machine)
     reserve = int(total * RESERVE[memory])
     left = available - reserve - sum(part.nbytes for part in parts)
     room = max(0, left)
@@ -209,10 +212,13 @@ def _problems(config: Config, machine: Machine, memory: str, available: int, lef
         more = least - left
         problems.append(
             f"{_gb(available)} of {memory} memory are too little by {_gb(more)}: "
-            f"free that much, or lower model.max_context or worker.prefill_chunk"
+            f"free that much, or lower model.max_context, worker.session_bytes or worker.prefill_chunk"
         )
     elif config.cache.bytes != AUTO_BYTES and config.cache.bytes > left:
         problems.append(f"cache.bytes = {_gb(config.cache.bytes)} does not fit; at most {_gb(left)} do")
+    sessions, host = config.worker.session_bytes, machine.memory_available
+    if memory == "device" and sessions > host:
+        problems.append(f"worker.session_bytes = {_gb(sessions)} exceeds the host's {_gb(host)} of available memory")
     if 0 < config.cache.bytes < least:
         problems.append(f"cache.bytes = {config.cache.bytes:,} cannot hold one step; set it to at least {least:,}")
     return problems

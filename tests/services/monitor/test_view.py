@@ -53,6 +53,10 @@ def worker(time_s, tokens):
         wait_seconds=tokens / 100,
         requests_done=3,
         requests_running=1,
+        cached_tokens=3000,
+        session_hits=4,
+        session_bytes=2048,
+        session_limit_bytes=4096,
     )
 
 
@@ -132,6 +136,7 @@ def test_drawing():
     assert "not running" in text
     assert "85.0% hits, 5.0% late, 10.0% misses of 200 uses/s; reads 195.3 KiB/s" in text
     assert "10.0 tokens/s now; decode 20.0 now" in text
+    assert "sessions: 3,000 tokens of 4 prompts were not read again; 2.0 KiB of 4.0 KiB kept" in text
     assert "first token after 0.50 s now" in text
     assert "8 of 10 slots hold an expert (40.0 KiB, 1 free, 1 retired), policy lfu-aged; queue 4 demand" in text
     assert "0 ▕████▌       ▏   6/16 served  90.0%" in text

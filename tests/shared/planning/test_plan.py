@@ -32,6 +32,10 @@ def with_cache(config: Config, nbytes: int) -> Config:
     return replace(config, cache=replace(config.cache, bytes=nbytes))
 
 
+def with_sessions(config: Config, nbytes: int) -> Config:
+    return replace(config, worker=replace(config.worker, session_bytes=nbytes))
+
+
 def test_the_spark_holds_90_gb_of_experts_beside_9_77_gb() -> None:
     config, machine = deployed("spark")
     plan = make_plan(config, FULL, machine)
@@ -62,6 +66,20 @@ def test_it_adds_up(name: str) -> None:
     assert plan.available == plan.reserve + plan.room + sum(part.nbytes for part in plan.parts)
     assert plan.reserve > 0
     assert plan.experts == 44 * 256
+
+
+def test_kept_sessions_take_from_the_cache_where_memory_is_shared() -> None:
+    config, machine = deployed("spark")
+    rooms = [make_plan(with_sessions(config, nbytes), FULL, machine).room for nbytes in (0, 3 * GB)]
+    assert rooms[0] - rooms[1] == 3 * GB
+
+
+def test_kept_sessions_of_a_server_lie_in_the_hosts_memory() -> None:
+    config, machine = deployed("h200")
+    rooms = [make_plan(with_sessions(config, nbytes), FULL, machine).room for nbytes in (0, 3 * GB)]
+    assert rooms[0] == rooms[1]
+    (problem,) = make_plan(with_sessions(config, 7000 * GB), FULL, machine).problems
+    assert problem.startswith("worker.session_bytes = 7000.00 GB exceeds the host's ")
 
 
 def test_a_cache_that_does_not_fit_is_refused_with_the_size_that_does() -> None:
