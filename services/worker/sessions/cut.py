@@ -18,7 +18,7 @@ def cut_prompt(num_tokens: int, boundaries: Iterable[int], chunk: int, min_segme
     """
     ends: list[int] = []
     last = 0
-    for boundary in (*boundaries, num_tokens):
+    for boundary in sorted({*boundaries, num_tokens}):
         while boundary - last > chunk:
             last += chunk
             ends.append(last)
