@@ -15,6 +15,7 @@ from services.front.generation import ANY_FUNCTION, Conversation, GenerationRequ
 from services.front.http.anthropic.messages import read_conversation
 from services.front.http.conversation import function_tool
 from services.front.http.fields import Fields
+from services.front.schema import check_schema
 
 # Thinking budgets below this many tokens ask for little effort.
 LOW_BUDGET = 4096
@@ -58,7 +59,7 @@ def read_prompt(fields: Fields) -> Conversation:
         thinking=thinking.choice("type", _THINKING, "disabled") != "disabled",
         effort=_read_effort(thinking, output),
         tools=() if choice.raw("type") == "none" else tools,
-        forced_call=_read_forced_call(choice, {tool["function"]["name"] for tool in tools}),
+        forced_call=_read_forced_call(choice),
         max_calls=_read_max_calls(choice),
         json_schema=_read_schema(output.table("format")),
     )
@@ -86,18 +87,11 @@ def _read_tool(tool: Fields) -> dict[str, Any]:
     return function_tool(tool.text("name"), tool.text("description", ""), schema.values)
 
 
-def _read_forced_call(choice: Fields, names: set[str]) -> str | None:
+def _read_forced_call(choice: Fields) -> str | None:
     kind = choice.choice("type", ("auto", "any", "tool", "none"), "auto")
-    if kind == "any":
-        if not names:
-            raise ChatError("tool_choice.type is any, but there are no tools")
-        return ANY_FUNCTION
-    if kind != "tool":
-        return None
-    name = choice.text("name")
-    if name not in names:
-        raise ChatError(f"tool_choice.name {name[:40]!r} is not one of the tools")
-    return name
+    if kind == "tool":
+        return choice.text("name")
+    return ANY_FUNCTION if kind == "any" else None
 
 
 def _read_max_calls(choice: Fields) -> int | None:
@@ -110,4 +104,6 @@ def _read_schema(output_format: Fields) -> Any:
     if not output_format.values:
         return None
     output_format.choice("type", ("json_schema",))
-    return Fields(output_format.raw("schema"), output_format.place("schema")).values
+    schema = Fields(output_format.raw("schema"), output_format.place("schema"))
+    check_schema(schema.values, schema.where)
+    return schema.values

@@ -15,6 +15,7 @@ from services.front.generation import ANY_FUNCTION, Conversation, GenerationRequ
 from services.front.http.conversation import function_tool
 from services.front.http.fields import Fields
 from services.front.http.responses.items import read_conversation
+from services.front.schema import check_schema
 
 _NOT_STORED = "responses are not stored here; send the whole conversation in input"
 _UNSUPPORTED = {
@@ -74,7 +75,7 @@ def _read_prompt(fields: Fields) -> Conversation:
         thinking=bool(reasoning.values) and effort != "none",
         effort=effort,
         tools=() if fields.raw("tool_choice") == "none" else tools,
-        forced_call=_read_forced_call(fields, {tool["function"]["name"] for tool in tools}),
+        forced_call=_read_forced_call(fields),
         max_calls=_read_max_calls(fields),
         json_schema=_read_schema(fields.table("text").table("format")),
     )
@@ -87,22 +88,15 @@ def _read_tool(tool: Fields) -> dict[str, Any]:
     return function_tool(tool.text("name"), tool.text("description", ""), tool.table("parameters").values)
 
 
-def _read_forced_call(fields: Fields, names: set[str]) -> str | None:
+def _read_forced_call(fields: Fields) -> str | None:
     if isinstance(fields.raw("tool_choice"), str):
         kind = fields.choice("tool_choice", ("auto", "none", "required"))
-        if kind != "required":
-            return None
-        if not names:
-            raise ChatError("tool_choice is required, but there are no tools")
-        return ANY_FUNCTION
+        return ANY_FUNCTION if kind == "required" else None
     choice = fields.table("tool_choice")
     if not choice.values:
         return None
     choice.choice("type", ("function",))
-    name = choice.text("name")
-    if name not in names:
-        raise ChatError(f"tool_choice.name {name[:40]!r} is not one of the tools")
-    return name
+    return choice.text("name")
 
 
 def _read_max_calls(fields: Fields) -> int | None:
@@ -117,4 +111,6 @@ def _read_schema(text_format: Fields) -> Any:
         return None
     if kind == "json_object":
         return {"type": "object"}
-    return Fields(text_format.raw("schema"), text_format.place("schema")).values
+    schema = Fields(text_format.raw("schema"), text_format.place("schema"))
+    check_schema(schema.values, schema.where)
+    return schema.values

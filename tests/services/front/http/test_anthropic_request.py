@@ -104,8 +104,11 @@ def test_output_format():
         ({"output_config": {"format": {"type": "json_schema"}}}, "output_config.format.schema must be an object"),
         ({"tools": [{"type": "web_search_20250305", "name": "w"}]}, r"tools\[0\].type: .* only custom is supported"),
         ({"tools": [{"name": "f"}]}, r"tools\[0\].input_schema must be an object"),
-        ({"tool_choice": {"type": "any"}}, "tool_choice.type is any, but there are no tools"),
-        ({"tool_choice": {"type": "tool", "name": "f"}}, "tool_choice.name 'f' is not one of the tools"),
+        ({"tool_choice": {"type": "tool"}}, "tool_choice.name is missing"),
+        (
+            {"output_config": {"format": {"type": "json_schema", "schema": {"type": "nothing"}}}},
+            "output_config.format.schema is not a usable JSON schema",
+        ),
         ({"tool_choice": {"type": "some"}}, "tool_choice.type must be one of"),
         ({"tool_choice": "any"}, "tool_choice must be an object"),
     ],
