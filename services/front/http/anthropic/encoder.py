@@ -62,6 +62,7 @@ class MessageEncoder:
             "stop_sequence": None,
             "usage": _usage(Usage()),
         }
+        self._is_begun = False
         self._block: _Block | None = None
         self._call = -1
 
@@ -71,8 +72,7 @@ class MessageEncoder:
             case Queued():
                 return [PING]
             case Started(prompt_tokens, cached_tokens):
-                self.message["usage"] = _usage(Usage(prompt_tokens=prompt_tokens, cached_tokens=cached_tokens))
-                return [{"type": "message_start", "message": self.message | {"content": []}}]
+                return self._begin(Usage(prompt_tokens=prompt_tokens, cached_tokens=cached_tokens))
             case TextDelta(text):
                 return self._write({"type": "text", "text": ""}, "text_delta", "text", text)
             case ReasoningDelta(text):
@@ -81,7 +81,15 @@ class MessageEncoder:
             case ToolCallDelta():
                 return self._call_delta(event)
             case Finished():
-                return [*self._close(), *self._finish(event)]
+                return [*self._begin(event.usage), *self._close(), *self._finish(event)]
+
+    def _begin(self, usage: Usage) -> list[dict[str, Any]]:
+        """Once: an answer that was cancelled while it waited begins at its end."""
+        if self._is_begun:
+            return []
+        self._is_begun = True
+        self.message["usage"] = _usage(usage)
+        return [{"type": "message_start", "message": self.message | {"content": []}}]
 
     def _write(self, opening: dict[str, Any], delta: str, key: str, text: str) -> list[dict[str, Any]]:
         if not text:

@@ -9,7 +9,7 @@ from helpers.answers import ARGUMENTS, USAGE, answers, events_of
 from hypothesis import given
 from pydantic import TypeAdapter
 
-from services.front.generation import Finished, Queued
+from services.front.generation import Finished, Queued, Usage
 from services.front.http.anthropic.encoder import PING, SIGNATURE, MessageEncoder
 
 STREAM_EVENT = TypeAdapter(RawMessageStreamEvent)
@@ -113,6 +113,12 @@ def test_an_empty_answer_has_no_block():
     stream, message = encode(events_of([]))
     assert [event["type"] for event in stream] == ["ping", "message_start", "message_delta", "message_stop"]
     assert message["content"] == []
+
+
+def test_cancelled_while_it_waited():
+    stream, message = encode([Queued(0), Finished("abort", Usage())])
+    assert [event["type"] for event in stream] == ["ping", "message_start", "message_delta", "message_stop"]
+    assert message["stop_reason"] == "pause_turn"
 
 
 def test_each_change_of_place_is_a_ping():

@@ -114,6 +114,7 @@ def test_a_failure_ends_the_stream(before):
 
 
 def test_a_cancelled_answer_has_failed():
-    stream, response = encode(events_of([("text", "Hi")], finished=Finished("abort", USAGE)))
-    assert stream[-1]["type"] == "response.failed"
-    assert response["error"]["message"] == "the request was cancelled"
+    for before in (events_of([("text", "Hi")])[:-1], [Queued(0)]):
+        stream, response = encode([*before, Finished("abort", USAGE)])
+        assert (stream[0]["type"], stream[-1]["type"]) == ("response.created", "response.failed")
+        assert response["error"]["message"] == "the request was cancelled"
