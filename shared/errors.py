@@ -61,6 +61,14 @@ class CapacityError(IceboxError):
     exit_code = ExitCode.CONFIG
 
 
+class DeviceError(IceboxError):
+    """A GPU or its driver that failed; names the driver's function and its result, such as CUDA_ERROR_..."""
+
+    def __init__(self, function: str, result: str) -> None:
+        super().__init__(f"{function}: {result}")
+        self.result = result
+
+
 class LockedError(IceboxError):
     """The run directory belongs to another live instance; the message names its process id."""
 

@@ -16,7 +16,7 @@ SERVICES = ("cli", "expertd", "front", "monitor", "worker")
 
 THIRD_PARTY = {
     "kernels": {"torch", "tilelang", "tvm"},
-    "shared": {"msgpack", "numpy", "zmq"},
+    "shared": {"cuda", "msgpack", "numpy", "zmq"},
     "services.cli": {"prompt_toolkit", "rich", "typer"},
     "services.expertd": {"numpy"},
     "services.front": {"tokenizers", "uvloop"},
@@ -28,7 +28,7 @@ INTERNAL = {"kernels": {"kernels"}, "shared": {"shared"}} | {
 }
 INTERNAL["services.worker"].add("kernels")
 
-HEAVY = ("torch", "tilelang", "tvm")
+HEAVY = ("torch", "tilelang", "tvm", "cuda")
 
 
 def modules() -> list[Path]:

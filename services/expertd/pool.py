@@ -1,9 +1,6 @@
-"""The slot pool in shared memory: slabs and the control block. expertd creates it, a worker maps it."""
+"""The slot pool: a slab where the worker computes, and the control block. expertd creates it, a worker maps it."""
 
 from __future__ import annotations
-
-import numpy as np
-import numpy.typing as npt
 
 from services.expertd.policy import Key
 from shared.checkpoint.config import ModelConfig
@@ -12,9 +9,6 @@ from shared.errors import CapacityError
 from shared.memory.control_block import NO_SLOT, ControlBlock
 from shared.memory.slab import create_slab
 from shared.protocol.messages import PoolOpened
-
-# One allocation each; small enough to be had, large enough that a 100 GB pool has a hundred.
-LARGEST_SLAB_BYTES = 1 << 30
 
 
 def slots_for(cache_bytes: int, config: ModelConfig) -> int:
@@ -36,7 +30,7 @@ def slots_for(cache_bytes: int, config: ModelConfig) -> int:
 
 
 class Pool:
-    """`num_slots` slots of `slot_bytes`, in slabs of `slots_per_slab`; and the table that says what is where."""
+    """`num_slots` slots of `slot_bytes`, one behind the other in `slab`; and the table that says what is where."""
 
     def __init__(self, num_slots: int, config: ModelConfig, device: str) -> None:
         self.device = device
@@ -45,16 +39,8 @@ class Pool:
         self.experts = config.n_routed_experts
         self.slot_bytes = RecordLayout.of(config).slot_bytes
         self.wave_experts = num_slots // LOOK_UPS
-        self.slots_per_slab = min(num_slots, max(1, LARGEST_SLAB_BYTES // self.slot_bytes))
-        counts = [min(self.slots_per_slab, num_slots - begin) for begin in range(0, num_slots, self.slots_per_slab)]
-        self._slabs = [create_slab(count * self.slot_bytes, device) for count in counts]
-        self._views = [slab.view() for slab in self._slabs]
+        self.slab = create_slab(num_slots * self.slot_bytes, device)
         self.control = ControlBlock.create(self.layers, self.experts)
-
-    def slot(self, number: int) -> npt.NDArray[np.uint8]:
-        """The slot's memory, uint8 [slot_bytes]."""
-        slab, index = divmod(number, self.slots_per_slab)
-        return self._views[slab][index * self.slot_bytes : (index + 1) * self.slot_bytes]
 
     def publish(self, key: Key, slot: int) -> None:
         """From now on look-ups find the key here; its bytes must be in the slot already."""
@@ -69,15 +55,12 @@ class Pool:
         return PoolOpened(
             boot_id=boot_id,
             control_handle=self.control.handle(),
-            slab_handles=tuple(slab.handle() for slab in self._slabs),
-            slots_per_slab=self.slots_per_slab,
+            slab_handle=self.slab.handle(),
             slot_bytes=self.slot_bytes,
             num_slots=self.num_slots,
             wave_experts=self.wave_experts,
         )
 
     def close(self) -> None:
-        self._views.clear()
-        for slab in self._slabs:
-            slab.close()
+        self.slab.close()
         self.control.close()

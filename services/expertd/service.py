@@ -1,7 +1,7 @@
 """The expert daemon's shell: requests in, reader threads, the shared pool, statistics.
 
-One lock guards the scheduler; reader threads take a load under it, read without it, and finish under it again. A reader
-that finds loads but no slot looks again soon, because the worker's clock sends no signal.
+One lock guards the scheduler; reader threads take a load under it, read and land it without, and finish under it again.
+A reader that finds loads but no slot looks again soon, because the worker's clock sends no signal.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import numpy as np
 
 from services.expertd.cache import ExpertCache
 from services.expertd.heat import FILE_NAME, load_heat, save_heat
+from services.expertd.landing import Landing, make_landing
 from services.expertd.policy import POLICIES, Key
 from services.expertd.pool import Pool
 from services.expertd.reader import RecordReader, Staging
@@ -22,7 +23,7 @@ from services.expertd.scheduler import Load, Scheduler, Urgency
 from services.expertd.slots import Slots, WorkerView
 from shared.checkpoint.manifest import record_checksums
 from shared.checkpoint.records import ExpertRecords
-from shared.errors import CheckpointError, ErrorCode, ServiceError
+from shared.errors import CheckpointError, DeviceError, ErrorCode, ServiceError
 from shared.protocol.messages import (
     ClosePool,
     ExpertsFetched,
@@ -44,8 +45,6 @@ PROGRESS_S = 0.05
 # Slots kept free for what is read ahead: two layers' hints on the published model, and little of a small pool.
 LARGEST_RESERVE = 16
 RESERVE_SHARE = 16
-
-
 # Threads beyond the reads in flight, so that the drive stays busy while records are copied into their slots.
 COPYING = 2
 
@@ -78,8 +77,11 @@ class ExpertService:
         self._bytes_read = 0
         self._io_seconds = 0.0
         self._misses_by_layer = [0] * pool.layers
+        num_threads = config.reader.threads + COPYING
+        self._landings = [make_landing(pool.slab, pool.slot_bytes) for _ in range(num_threads)]
         self._threads = [
-            threading.Thread(target=self._read_loop, name=f"reader {i}") for i in range(config.reader.threads + COPYING)
+            threading.Thread(target=self._read_loop, args=(landing,), name=f"reader {i}")
+            for i, landing in enumerate(self._landings)
         ]
 
     # --- requests, in the socket's thread ------------------------------------------------------------------------
@@ -182,10 +184,10 @@ class ExpertService:
         for thread in self._threads:
             thread.start()
 
-    def _read_loop(self) -> None:
+    def _read_loop(self, landing: Landing) -> None:
         staging = Staging()
         while (load := self._take()) is not None:
-            self._read(load, staging)
+            self._read(load, staging, landing)
 
     def _take(self) -> Load[Request] | None:
         """The next load, waited for; None when the service stops."""
@@ -198,14 +200,15 @@ class ExpertService:
                 self._work.wait(SLOT_POLL_S if has_queue else None)
             return None
 
-    def _read(self, load: Load[Request], staging: Staging) -> None:
+    def _read(self, load: Load[Request], staging: Staging, landing: Landing) -> None:
         started = time.perf_counter()
         error: Exception | None = None
         nbytes = 0
         try:
             plan = self._records.plan(load.key.layer, load.key.expert)
-            nbytes = self._reader.read(plan, self._pool.slot(load.slot), staging)
-        except CheckpointError as failure:
+            nbytes = self._reader.read(plan, landing.memory(load.slot), staging)
+            landing.land(load.slot)
+        except (CheckpointError, DeviceError) as failure:
             log.error("read failed layer=%d expert=%d: %s", load.key.layer, load.key.expert, failure)
             error = failure
         elapsed = time.perf_counter() - started
@@ -218,6 +221,8 @@ class ExpertService:
                 request.reply(ExpertsFetched())
             else:
                 request.fail(ErrorCode.IO_ERROR, str(error))
+        if isinstance(error, DeviceError) and not landing.is_alive():
+            raise error  # nothing can be read any more: the service ends
 
     # --- the main thread -----------------------------------------------------------------------------------------
 
@@ -262,6 +267,8 @@ class ExpertService:
             thread.join()
         self._save_heat()
         self._reader.close()
+        for landing in self._landings:
+            landing.close()
 
     def _save_heat(self) -> None:
         if self._heat_path is not None:

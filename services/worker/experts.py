@@ -7,15 +7,19 @@ they had to be waited for is decided here. A hit costs no message: the slot tabl
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 
-from shared.errors import ErrorCode, PeerLost, ServiceError
-from shared.memory.control_block import ControlBlock
+from services.worker.look_ahead import LookAhead, LookAheadCounters
+from services.worker.pool_memory import pool_tensor
+from shared.config import PrefetchConfig
+from shared.errors import CapacityError, ErrorCode, PeerLost, ServiceError
+from shared.memory.control_block import Addresses, ControlBlock
+from shared.memory.host import HostSlab
 from shared.memory.slab import Slab, open_slab
 from shared.protocol.messages import ClosePool, ExpertsFetched, FetchExperts, OpenPool, PoolOpened, PrefetchHint
 from shared.transport.client import BlockingClient
@@ -54,12 +58,15 @@ class ExpertProvider(Protocol):
     def hint(self, layer: int, expert_ids: Sequence[int]) -> None:
         """These experts of the layer will certainly be looked up soon."""
 
+    def guess(self, layer: int, choose: Callable[[], Sequence[int]]) -> None:
+        """The layer that is looked up next may want what `choose` names; it is called only if a guess is of use."""
+
     def step(self) -> AbstractContextManager[None]:
         """Look-ups happen inside a step, one forward pass of the model; outside of it no slot is held."""
 
 
 @dataclass(slots=True)
-class ExpertCounters:
+class ExpertCounters(LookAheadCounters):
     """Cumulative counts of one provider; times in seconds."""
 
     lookups: int = 0
@@ -73,23 +80,37 @@ class SharedExperts:
 
     Follows the worker's half of the slot protocol: it alone writes `worker_clock`, `busy` and `uses`; the clock goes
     up once per finished look-up, and `busy` is set around every step, so that an idle worker holds no slot back.
+
+    `pool` is the slots, uint8 [num_slots, slot_bytes] on the device. On a GPU `control_addresses` is where kernels find
+    the fields of `control`; None on a CPU.
     """
 
     def __init__(
-        self, client: BlockingClient, pool: PoolOpened, record_bytes: int, prefetch: bool, counters: ExpertCounters
+        self,
+        client: BlockingClient,
+        opened: PoolOpened,
+        device: str,
+        record_bytes: int,
+        prefetch: PrefetchConfig,
+        counters: ExpertCounters,
     ) -> None:
         self._client = client
-        self._control = ControlBlock.open(pool.control_handle)
-        self._control.busy = False  # a worker before us may have died inside a step
-        self._slabs: list[Slab] = [open_slab(handle) for handle in pool.slab_handles]
-        self._pool = pool
+        self._wave_experts = opened.wave_experts
         self._prefetch = prefetch
-        views = [torch.from_numpy(slab.view()) for slab in self._slabs]
-        self._records = [
-            views[slot // pool.slots_per_slab].narrow(0, slot % pool.slots_per_slab * pool.slot_bytes, record_bytes)
-            for slot in range(pool.num_slots)
-        ]
+        self._look_ahead = LookAhead(counters)
         self._counters = counters
+        with ExitStack() as mapped:
+            self.control = ControlBlock.open(opened.control_handle)
+            mapped.callback(self.control.close)
+            # A worker before us may have died inside a step.
+            self.control.busy = self.control.abort = False
+            self.control.ticket_head = 0
+            slab = open_slab(opened.slab_handle, device)
+            mapped.callback(slab.close)
+            self.control_addresses = _register(self.control, slab, mapped)
+            self.pool = pool_tensor(slab, opened.num_slots, opened.slot_bytes, device)
+            self._mapped = mapped.pop_all()
+        self._records = list(self.pool[:, :record_bytes].unbind())
 
     @classmethod
     def open(
@@ -99,39 +120,45 @@ class SharedExperts:
         fingerprint: str,
         device: str,
         record_bytes: int,
-        prefetch: bool,
+        prefetch: PrefetchConfig,
         counters: ExpertCounters,
     ) -> SharedExperts:
         """Ask expertd for its pool and map it.
 
         Raises:
             ServiceError: expertd refuses (another worker holds the pool, other checkpoint, still starting).
+            PeerLost: it went away before its memory was mapped.
+            ConfigError: the pool is not where `device` computes.
         """
         reply = client.call(OpenPool(fingerprint, device), timeout_s=FETCH_TIMEOUT_S)
         if not isinstance(reply, PoolOpened):
             raise ServiceError(ErrorCode.INTERNAL, f"expertd answered OpenPool with {type(reply).__name__}")
-        return cls(client, reply, record_bytes, prefetch, counters)
+        try:
+            return cls(client, reply, device, record_bytes, prefetch, counters)
+        except CapacityError as error:
+            raise PeerLost(str(error)) from error
 
     @property
     def wave_experts(self) -> int:
-        return self._pool.wave_experts
+        return self._wave_experts
 
     @contextmanager
     def step(self) -> Iterator[None]:
-        self._control.busy = True
+        self.control.busy = True
         try:
             yield
             self._client.poll(0.0)  # if expertd has let go of us, slots may have changed under this step: PeerLost
         finally:
-            self._control.busy = False
+            self.control.busy = False
 
     def look_up(self, layer: int, expert_ids: Sequence[int], ahead: Sequence[int] = ()) -> SharedLookUp:
-        clock = int(self._control.worker_clock)
-        row = self._control.slot_table[layer]
+        clock = int(self.control.worker_clock)
+        row = self.control.slot_table[layer]
         slots = row[list(expert_ids)].tolist()
-        self._control.uses[layer, list(expert_ids)] += 1
+        self.control.uses[layer, list(expert_ids)] += 1
         hits = {e: self._records[s] for e, s in zip(expert_ids, slots, strict=True) if s >= 0}
         missing = tuple(e for e, s in zip(expert_ids, slots, strict=True) if s < 0)
+        self._look_ahead.looked_up(layer, expert_ids)
         self._counters.lookups += len(expert_ids)
         self._counters.resident += len(hits)
         ticket = (
@@ -142,11 +169,19 @@ class SharedExperts:
         return SharedLookUp(self, layer, hits, missing, ticket)
 
     def hint(self, layer: int, expert_ids: Sequence[int]) -> None:
-        if not self._prefetch:
+        if not self._prefetch.hash_layers:
             return
-        row = self._control.slot_table[layer]
+        row = self.control.slot_table[layer]
         if wanted := tuple(e for e in expert_ids if row[e] < 0):
             self._client.send(PrefetchHint(layer, wanted))
+
+    def guess(self, layer: int, choose: Callable[[], Sequence[int]]) -> None:
+        if not (self._prefetch.look_ahead and self._look_ahead.may_guess()):
+            return
+        row = self.control.slot_table[layer]
+        if wanted := tuple(e for e in choose() if row[e] < 0):
+            self._look_ahead.guessed(layer, wanted)
+            self._client.send(PrefetchHint(layer, wanted, is_guess=True))
 
     def check_peer(self) -> None:
         """Between requests: raises PeerLost if expertd is gone."""
@@ -154,11 +189,11 @@ class SharedExperts:
 
     def close(self) -> None:
         """Unmap the pool, and tell expertd if it is still there."""
-        self._control.busy = False
+        self.control.abort = True  # what runs on a GPU must end, for nothing is mapped after this
+        self.control.busy = False
         self._records.clear()
-        for slab in self._slabs:
-            slab.close()
-        self._control.close()
+        self.pool = torch.empty((0, 0), dtype=torch.uint8)
+        self._mapped.close()
         with suppress(ServiceError):  # gone or draining: the mapping was all that mattered
             self._client.call(ClosePool(), timeout_s=1.0)
 
@@ -167,7 +202,7 @@ class SharedExperts:
         return self._client.start(message)
 
     def _fetch_ahead(self, layer: int, expert_ids: Sequence[int], clock: int) -> None:
-        row = self._control.slot_table[layer]
+        row = self.control.slot_table[layer]
         if missing := tuple(e for e in expert_ids if row[e] < 0):
             self._client.forget(self._fetch(FetchExperts(layer, missing, clock, is_ahead=True)))
 
@@ -183,12 +218,12 @@ class SharedExperts:
         self._counters.wait_seconds += time.perf_counter() - started
         if not isinstance(reply, ExpertsFetched):
             raise ServiceError(ErrorCode.INTERNAL, f"expertd answered FetchExperts with {type(reply).__name__}")
-        slots = self._control.slot_table[layer, list(missing)].tolist()
+        slots = self.control.slot_table[layer, list(missing)].tolist()
         assert min(slots) >= 0, f"layer {layer}: fetched experts {missing} are not in the slot table: {slots}"
         return {e: self._records[s] for e, s in zip(missing, slots, strict=True)}
 
     def _tick(self) -> None:
-        self._control.worker_clock += 1
+        self.control.worker_clock += 1
 
 
 class SharedLookUp:
@@ -217,3 +252,16 @@ class SharedLookUp:
 
     def done(self) -> None:
         self._experts._tick()
+
+
+def _register(control: ControlBlock, slab: Slab, mapped: ExitStack) -> Addresses | None:
+    """Let the GPU that the slab is on, if it is on one, see the control block too."""
+    if isinstance(slab, HostSlab):
+        return None
+    from shared.cuda.host_memory import Registration
+    from shared.memory.cuda_slab import CudaSlab
+
+    assert isinstance(slab, CudaSlab)
+    registration = Registration(slab.device, control.address, control.nbytes)
+    mapped.callback(registration.close)
+    return control.addresses(registration.device_address)

@@ -11,11 +11,11 @@ import mmap
 import os
 from pathlib import Path
 
-import msgpack
 import numpy as np
 import numpy.typing as npt
 
 from shared.errors import CapacityError
+from shared.memory.handle import foreign_handle, pack_handle, unpack_handle
 
 
 class HostSlab:
@@ -49,8 +49,22 @@ class HostSlab:
             raise CapacityError(f"cannot allocate {nbytes:,} bytes of memory for the pool ({error})") from error
 
     @classmethod
-    def open(cls, pid: int, owner_descriptor: int, nbytes: int) -> HostSlab:
-        """Map the memory file of process `pid`. Raises CapacityError if it is gone or not ours to open."""
+    def open(cls, handle: bytes) -> HostSlab:
+        """Map the memory file of another process.
+
+        Raises:
+            ProtocolError: not a handle of such a file.
+            CapacityError: it is gone, or not ours to open.
+        """
+        kind, fields = unpack_handle(handle)
+        match fields:
+            case [int(pid), int(descriptor), int(nbytes)] if pid > 0 and descriptor >= 0 and nbytes > 0:
+                if kind == cls.KIND:
+                    return cls._open(pid, descriptor, nbytes)
+        raise foreign_handle(kind, fields)
+
+    @classmethod
+    def _open(cls, pid: int, owner_descriptor: int, nbytes: int) -> HostSlab:
         path = f"/proc/{pid}/fd/{owner_descriptor}"
         try:
             descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
@@ -65,11 +79,15 @@ class HostSlab:
     def nbytes(self) -> int:
         return self._nbytes
 
+    @property
+    def address(self) -> int:
+        return int(self.view().ctypes.data)
+
     def handle(self) -> bytes:
-        handle: bytes = msgpack.packb([self.KIND, *self._owner, self._nbytes])
-        return handle
+        return pack_handle(self.KIND, *self._owner, self._nbytes)
 
     def view(self) -> npt.NDArray[np.uint8]:
+        """The memory, writable, uint8 [nbytes]. Views should be dropped before `close`."""
         return np.frombuffer(self._map, dtype=np.uint8)
 
     def close(self) -> None:

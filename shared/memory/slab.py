@@ -1,4 +1,4 @@
-"""A slab is one big stretch of memory that several processes map; this is the interface and the choice of its kind.
+"""A slab is one big stretch of memory that two processes map; this is the interface and the choice of its kind.
 
 The owner creates it and hands out an opaque handle; a peer opens the handle once. Slots are the caller's arithmetic.
 """
@@ -7,18 +7,16 @@ from __future__ import annotations
 
 from typing import Protocol
 
-import msgpack
-import numpy as np
-import numpy.typing as npt
-
-from shared.errors import CapacityError, ProtocolError
+from shared.memory.handle import unpack_handle
 from shared.memory.host import HostSlab
-
-Bytes = npt.NDArray[np.uint8]
 
 
 class Slab(Protocol):
-    """Memory shared between processes."""
+    """Memory shared between processes, where a device computes. `HostSlab.view` and `CudaSlab` say more of each."""
+
+    @property
+    def address(self) -> int:
+        """Where it begins for this process: a host pointer or a device pointer, by the kind of slab."""
 
     @property
     def nbytes(self) -> int: ...
@@ -26,38 +24,35 @@ class Slab(Protocol):
     def handle(self) -> bytes:
         """What a peer needs to open it, for as long as the owner lives."""
 
-    def view(self) -> Bytes:
-        """The memory, writable, uint8 [nbytes]. Views must be dropped before `close`."""
-
     def close(self) -> None:
         """Unmap. The memory is freed once every process has unmapped it. Idempotent."""
 
 
 def create_slab(nbytes: int, device: str) -> Slab:
-    """Allocate a slab where `device` ("cpu") computes.
+    """Allocate a slab where `device` ("cpu", "cuda" or "cuda:N") computes.
 
     Raises:
-        CapacityError: the memory is not there, or this build has no slabs for the device.
+        CapacityError: the memory is not there, or the GPU cannot share it.
+        ConfigError: there is no such GPU.
     """
-    if device != "cpu":
-        raise CapacityError(f'no slabs in {device} memory in this version; set worker.device = "cpu"')
-    return HostSlab.create(nbytes)
+    if device == "cpu":
+        return HostSlab.create(nbytes)
+    from shared.memory.cuda import create_cuda_slab
+
+    return create_cuda_slab(nbytes, device)
 
 
-def open_slab(handle: bytes) -> Slab:
-    """Map a slab of another process.
+def open_slab(handle: bytes, device: str) -> Slab:
+    """Map a slab of another process, for computing on `device`.
 
     Raises:
         ProtocolError: not a handle of ours.
         CapacityError: the owner is gone, or it cannot be mapped.
+        ConfigError: the slab is not where `device` computes.
     """
-    try:
-        kind, *fields = msgpack.unpackb(handle)
-    except Exception as error:  # msgpack raises a dozen types for a dozen kinds of garbage
-        raise ProtocolError(f"not a slab handle: {error}") from error
-    if kind != HostSlab.KIND:
-        raise ProtocolError(f"slab handle of unknown kind {kind!r}")
-    match fields:
-        case [int(pid), int(descriptor), int(nbytes)] if pid > 0 and descriptor >= 0 and nbytes > 0:
-            return HostSlab.open(pid, descriptor, nbytes)
-    raise ProtocolError(f"slab handle with fields {fields!r}")
+    kind, _ = unpack_handle(handle)
+    if kind == HostSlab.KIND:
+        return HostSlab.open(handle)
+    from shared.memory.cuda import open_cuda_slab
+
+    return open_cuda_slab(handle, device)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from shared.protocol.codec import check_registry, message
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 
 # --- every service ---------------------------------------------------------------------------------------------
 
@@ -123,17 +123,16 @@ class OpenPool:
 
 @message(33)
 class PoolOpened:
-    """Where the control block and the slabs are, once; afterwards only slot numbers matter.
+    """Where the control block and the slots are, once; afterwards only slot numbers matter.
 
-    `slab_handles` and `control_handle` are opaque to everyone but shared.memory. Slot s of the pool is slot
-    `s % slots_per_slab` of slab `s // slots_per_slab`. One look-up may have at most `wave_experts` experts, and the
-    worker may ask for one look-up ahead.
+    `slab_handle` and `control_handle` are opaque to everyone but shared.memory. Slot s of the pool begins at
+    `s * slot_bytes` of the slab. One look-up may have at most `wave_experts` experts, and the worker may ask for one
+    look-up ahead.
     """
 
     boot_id: str
     control_handle: bytes
-    slab_handles: tuple[bytes, ...]
-    slots_per_slab: int
+    slab_handle: bytes
     slot_bytes: int
     num_slots: int
     wave_experts: int

@@ -35,8 +35,7 @@ EXAMPLES: tuple[object, ...] = (
     m.PoolOpened(
         boot_id="00ff",
         control_handle=b"\x00c",
-        slab_handles=(b"s0", b"s1"),
-        slots_per_slab=64,
+        slab_handle=b"s0",
         slot_bytes=4096,
         num_slots=100,
         wave_experts=25,

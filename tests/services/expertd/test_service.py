@@ -16,7 +16,7 @@ from shared.checkpoint.pack import pack
 from shared.checkpoint.records import ExpertRecords
 from shared.errors import ErrorCode, ExitCode, ServiceError
 from shared.memory.control_block import ControlBlock
-from shared.memory.slab import open_slab
+from shared.memory.host import HostSlab
 from shared.protocol.messages import (
     ClosePool,
     ExpertsFetched,
@@ -54,7 +54,7 @@ class Worker:
         assert isinstance(reply, PoolOpened)
         self.pool = reply
         self.control = ControlBlock.open(reply.control_handle)
-        self.slabs = [open_slab(handle) for handle in reply.slab_handles]
+        self.slots = HostSlab.open(reply.slab_handle).view().reshape(reply.num_slots, reply.slot_bytes)
 
     def can_open(self) -> bool:
         try:
@@ -72,11 +72,9 @@ class Worker:
         """The slot that the table names holds this expert's bytes, read from the files once more."""
         slot = int(self.control.slot_table[layer, expert])
         assert slot >= 0
-        view = self.slabs[slot // self.pool.slots_per_slab].view()
-        begin = slot % self.pool.slots_per_slab * self.pool.slot_bytes
         expected = bytearray(self.records.layout.record_bytes)
         self.records.read_record(layer, expert, memoryview(expected))
-        assert view[begin : begin + len(expected)].tobytes() == bytes(expected)
+        assert self.slots[slot, : len(expected)].tobytes() == bytes(expected)
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from helpers.transport import SERVER_CODE, Service, hang, process, serving
 
 from shared.config import Config, ModelSection, RunConfig
 from shared.errors import ErrorCode, ServiceError
-from shared.protocol.messages import Pong
+from shared.protocol.messages import PROTOCOL_VERSION, Pong
 from shared.runtime.boot import make_identity
 from shared.transport import server as server_module
 from shared.transport.control import ping
@@ -53,7 +53,7 @@ def test_a_service_that_hangs(config: Config) -> None:
 
 
 def test_another_version_is_not_silence(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server_module, "PROTOCOL_VERSION", 2)
+    monkeypatch.setattr(server_module, "PROTOCOL_VERSION", PROTOCOL_VERSION + 1)
     with serving(config.endpoint("worker.control"), Service()), pytest.raises(ServiceError) as caught:
         ping(config, "worker", 5.0)
     assert caught.value.code is ErrorCode.VERSION

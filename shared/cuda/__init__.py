@@ -1,0 +1,1 @@
+"""NVIDIA GPUs through the driver API, without torch: contexts, pinned memory, copies. Imports CUDA only when asked."""
