@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import pytest
@@ -44,6 +44,9 @@ class UnsteadyExperts:
 
     def hint(self, layer: int, expert_ids: Sequence[int]) -> None:
         self.calls.append(("hint", layer, tuple(expert_ids)))
+
+    def guess(self, layer: int, choose: Callable[[], Sequence[int]]) -> None:
+        self.calls.append(("guess", layer, tuple(choose())))
 
     @contextmanager
     def step(self) -> Iterator[None]:
@@ -97,7 +100,7 @@ def test_look_ups_follow_the_contract(seed: int, wave: int) -> None:
     """Ascending, distinct, no more than a wave; the next wave named ahead; waited for, then done, before the next."""
     experts = UnsteadyExperts(seed, wave)
     _run(experts)
-    calls = [call for call in experts.calls if call[0] != "hint"]
+    calls = [call for call in experts.calls if call[0] not in ("hint", "guess")]
     assert [call[0] for call in calls] == ["look_up", "wait", "done"] * (len(calls) // 3)
     look_ups = [call[1:] for call in calls if call[0] == "look_up"]
     for (layer, ids, ahead), following in zip(look_ups, [*look_ups[1:], None], strict=True):
@@ -121,6 +124,26 @@ def test_hash_layers_are_announced_before_anything_is_looked_up() -> None:
     assert first[0][1] == 1
     assert first[0][2] == first[2][2], "what was announced is what is looked up"
     assert first[2][1] == 1
+
+
+def test_decode_guesses_the_experts_of_the_next_layer_where_its_router_decides() -> None:
+    """Between this layer's look-up and the next one's, and more often right than chance."""
+    experts = UnsteadyExperts(0, 16)
+    _run(experts)
+    config = goldens.shared("quantised").model.config
+    calls = [call for call in experts.calls if call[0] in ("guess", "look_up")]
+    guesses = [i for i, call in enumerate(calls) if call[0] == "guess"]
+    scored = config.num_hidden_layers - max(1, config.num_hash_layers)
+    assert len(guesses) == DECODE * scored, "decode only"
+    right = 0
+    for i in guesses:
+        _, layer, chosen = calls[i]
+        assert calls[i - 1][1] == layer - 1
+        assert calls[i + 1][1] == layer
+        assert len(set(chosen)) == config.num_experts_per_tok
+        right += len(set(chosen) & set(calls[i + 1][2]))
+    chance = config.num_experts_per_tok / config.n_routed_experts
+    assert right / len(guesses) / config.num_experts_per_tok > chance
 
 
 @pytest.mark.parametrize("wait", [1, 5, 13])

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 from helpers import goldens
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from services.worker.model import SequenceState
 from services.worker.model.state import CompressorState
@@ -76,3 +80,83 @@ def _others_case(setup: goldens.Setup) -> torch.Tensor:
     rows = [setup.model.forward(state, ids[100:140], setup.experts)]
     rows += [setup.model.forward(state, [ids[140 + i]], setup.experts) for i in range(3)]
     return torch.stack(rows)
+
+
+PROMPT, STEPS = 190, 3
+
+
+def _dirty_state(setup: goldens.Setup) -> SequenceState:
+    """What nobody wrote is no number, so that reading it would show."""
+    state = setup.new_state()
+    for layer in state.layers:
+        tensors = [layer.keys, layer.index_keys, layer.compressor and layer.compressor.rows]
+        for tensor in (*tensors, layer.index_compressor and layer.index_compressor.rows):
+            if tensor is not None:
+                tensor.fill_(torch.nan)
+    return state
+
+
+@settings(max_examples=12, deadline=None)
+@given(cuts=st.sets(st.integers(1, PROMPT - 1), min_size=1, max_size=5), data=st.data())
+def test_a_copy_continues_to_the_bit(cuts: set[int], data: st.DataObject) -> None:
+    """Segments copied out of one sequence make another its equal, whichever of the cuts it begins from."""
+    setup, ids = goldens.shared("quantised"), goldens.token_ids()
+    edges = [0, *sorted(cuts), PROMPT]
+    chosen = data.draw(st.integers(1, len(edges) - 2))
+    state, path = setup.new_state(), []
+    for begin, end in itertools.pairwise(edges[: chosen + 1]):
+        setup.model.forward(state, ids[begin:end], setup.experts)
+        path.append(state.export(begin))
+    copy = _dirty_state(setup)
+    copy.restore(path)
+    assert copy.position == state.position == edges[chosen]
+    rest = [*itertools.pairwise(edges[chosen:]), *((i, i + 1) for i in range(PROMPT, PROMPT + STEPS))]
+    for begin, end in rest:
+        expected = setup.model.forward(state, ids[begin:end], setup.experts)
+        assert setup.model.forward(copy, ids[begin:end], setup.experts).equal(expected)
+
+
+def test_a_copy_stays_what_it_was() -> None:
+    setup, ids = goldens.shared("quantised"), goldens.token_ids()
+    state = setup.new_state()
+    setup.model.forward(state, ids[:50], setup.experts)
+    kept = state.export(0)
+    expected = setup.model.forward(state, ids[50:51], setup.experts)
+    setup.model.forward(state, ids[100:200], setup.experts)
+    state.restore([kept])
+    assert setup.model.forward(state, ids[50:51], setup.experts).equal(expected)
+
+
+def test_a_copy_covers_the_extra_block() -> None:
+    setup, ids = goldens.shared("quantised"), goldens.token_ids()
+    state, copy = setup.new_state(), _dirty_state(setup)
+    setup.model.draft(state, setup.model.hidden(state, ids[:40], setup.experts), ids[1:41], setup.experts)
+    copy.restore([state.export(0)])
+    drafts = [
+        setup.model.draft(s, setup.model.hidden(s, ids[40:41], setup.experts), ids[41:42], setup.experts)
+        for s in (state, copy)
+    ]
+    assert drafts[0].equal(drafts[1])
+
+
+def test_a_copy_costs_its_tokens_and_one_ring() -> None:
+    """A second segment adds entries for its own tokens only."""
+    setup, ids = goldens.shared("quantised"), goldens.token_ids()
+    state = setup.new_state()
+    setup.model.forward(state, ids[:128], setup.experts)
+    setup.model.forward(state, ids[128:192], setup.experts)
+    kept, ratios = state.export(128), setup.model.config.compress_ratios
+    rows = {0: 0, 4: 16, 128: 0}
+    assert sum(len(kept.appended[f"{i}.entries"]) for i, ratio in enumerate(ratios) if ratio) == sum(
+        rows[ratio] for ratio in ratios
+    )
+    assert all(len(kept.passing[f"{i}.ring"]) == WINDOW for i in range(len(ratios)))
+
+
+def test_restoring_nothing_is_a_reset() -> None:
+    setup, ids = goldens.shared("quantised"), goldens.token_ids()
+    expected = setup.model.forward(setup.new_state(), ids[:9], setup.experts)
+    state = setup.new_state()
+    setup.model.forward(state, ids[:150], setup.experts)
+    state.restore([])
+    assert setup.model.forward(state, ids[:9], setup.experts).equal(expected)
