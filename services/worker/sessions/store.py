@@ -51,10 +51,13 @@ class SessionStore:
             self._disk.use(path[: len(kept)])
         return Trail(self, path, kept)
 
-    def keep(self, path: Sequence[Key], segment: KeptSegment) -> None:
-        """Keep the segment that ends this path, if it fits and all before it on the path are kept."""
-        if self._keep_in_memory(path, segment) and self._disk is not None:
+    def keep(self, path: Sequence[Key], segment: KeptSegment) -> bool:
+        """Keep the segment that ends this path, if it fits beside those before it; whether it did."""
+        if not self._keep_in_memory(path, segment):
+            return False
+        if self._disk is not None:
             self._disk.save(path, segment)
+        return True
 
     def stats(self) -> dict[str, float]:
         """Counters and gauges, for any thread."""
@@ -79,8 +82,6 @@ class SessionStore:
         return kept
 
     def _keep_in_memory(self, path: Sequence[Key], segment: KeptSegment) -> bool:
-        if not all(key in self._kept for key in path[:-1]):
-            return False
         evicted = self._budget.add(path, segment.nbytes)
         if evicted is None:
             return False
@@ -92,20 +93,20 @@ class SessionStore:
 
 
 class Trail:
-    """One prompt's way through the store. `kept` are its first segments, as far as they were kept."""
+    """One prompt's way through the store. `kept` are its first segments, as far as they were kept.
+
+    `is_keeping` says whether the next segment would be: behind one that did not fit there is no use in any.
+    """
 
     def __init__(self, store: SessionStore, path: list[Key], kept: list[KeptSegment]) -> None:
         self.kept: Sequence[KeptSegment] = kept
+        self.is_keeping = bool(path)
         self._store = store
         self._path = path
         self._length = len(kept)
 
-    @property
-    def is_keeping(self) -> bool:
-        """Whether it is worth giving it the next segment."""
-        return bool(self._path)
-
     def add(self, segment: KeptSegment) -> None:
-        """Keep the next segment."""
+        """Keep the next segment, if it fits."""
+        assert self.is_keeping, "nothing more of this prompt can be kept"
         self._length += 1
-        self._store.keep(self._path[: self._length], segment)
+        self.is_keeping = self._store.keep(self._path[: self._length], segment)
