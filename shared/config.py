@@ -62,6 +62,7 @@ class ReaderConfig:
 @dataclass(frozen=True, slots=True)
 class PrefetchConfig:
     hash_layers: bool = True
+    look_ahead: bool = True
 
 
 @dataclass(frozen=True, slots=True)

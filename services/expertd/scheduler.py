@@ -1,4 +1,4 @@
-"""Decides what is read next, into which slot, and who may go on: demand before look-ahead before hints. Pure.
+"""Decides what is read next, into which slot, and who may go on: demand, the next wave, hints, guesses. Pure.
 
 Owns residency: it alone writes the slot table, and only after the bytes are in the slot. No clock, disk or socket of
 its own; not thread-safe. How a slot becomes reusable:
@@ -34,7 +34,8 @@ class Urgency(IntEnum):
     DEMAND = 0
     AHEAD = 1
     HINT = 2
-    WARM = 3
+    GUESS = 3
+    WARM = 4
 
 
 class SlotTable(Protocol):
@@ -61,7 +62,7 @@ class Load(Generic[T]):
     key: Key
     urgency: Urgency
     slot: int = -1
-    uses: int = 1
+    uses: int = 0
     fetches: list[Fetch[T]] = field(default_factory=list)
 
 
@@ -126,16 +127,24 @@ class Scheduler(Generic[T]):
             if self._is_missing(key, is_ahead):
                 fetch.missing.add(key)
                 urgency = Urgency.AHEAD if is_ahead else Urgency.DEMAND
-                self._want(key, urgency).fetches.append(fetch)
+                load = self._want(key, urgency)
+                load.fetches.append(fetch)
+                load.uses = max(load.uses, not is_ahead)
         if not is_ahead and fetch.missing:
             self._standing = fetch
         return not fetch.missing
 
-    def hint(self, layer: int, expert_ids: Iterable[int]) -> None:
-        """Read these too, when nothing else is to be read; no more than would change a part of the cache."""
+    def hint(self, layer: int, expert_ids: Iterable[int], is_guess: bool = False) -> None:
+        """Read these too, when nothing else is to be read; no more than would change a part of the cache.
+
+        A guess is about the layer that comes next: what is left of the one before is out of date.
+        """
+        urgency = Urgency.GUESS if is_guess else Urgency.HINT
+        if is_guess:
+            self._forget_queued(Urgency.GUESS)
         for key in (Key(layer, e) for e in expert_ids):
-            if key not in self._cache and self.queued(Urgency.HINT) < self._max_hints:
-                self._want(key, Urgency.HINT)
+            if key not in self._cache and self.queued(urgency) < self._max_hints:
+                self._want(key, urgency)
 
     def warm(self, key: Key, uses: int) -> None:
         """Read this while nobody asks for anything, and know of so many uses."""
@@ -145,8 +154,8 @@ class Scheduler(Generic[T]):
         """The load to start now, with its slot; None if there is none, or no slot can be had yet."""
         self._slots.reclaim(self._look())
         self._replenish()
-        for queue in self._queues:
-            if queue:
+        for urgency, queue in zip(Urgency, self._queues, strict=True):
+            if queue and not (urgency is Urgency.GUESS and self._is_awaited()):
                 slot = self._find_slot()
                 if slot is None:
                     return None  # what is less urgent must not take the slot that this one waits for
@@ -165,7 +174,7 @@ class Scheduler(Generic[T]):
             return [fetch.token for fetch in load.fetches]
         self._cache.put(load.key, load.slot, self._slot_bytes, load.uses)
         self._table.publish(load.key, load.slot)
-        self.counters.prefetched += load.urgency in (Urgency.AHEAD, Urgency.HINT)
+        self.counters.prefetched += load.urgency in (Urgency.AHEAD, Urgency.HINT, Urgency.GUESS)
         ended = []
         for fetch in load.fetches:
             fetch.missing.remove(load.key)
@@ -184,10 +193,8 @@ class Scheduler(Generic[T]):
         ended = {fetch: None for load in self._loads.values() for fetch in load.fetches}
         for load in self._loads.values():
             load.fetches.clear()
-        for queue in self._queues:
-            for load in queue:
-                del self._loads[load.key]
-            queue.clear()
+        for urgency in Urgency:
+            self._forget_queued(urgency)
         return [fetch.token for fetch in ended]
 
     def _is_missing(self, key: Key, is_ahead: bool) -> bool:
@@ -216,6 +223,15 @@ class Scheduler(Generic[T]):
             load.urgency = urgency
             self._queues[urgency].append(load)
         return load
+
+    def _forget_queued(self, urgency: Urgency) -> None:
+        for load in self._queues[urgency]:
+            del self._loads[load.key]
+        self._queues[urgency].clear()
+
+    def _is_awaited(self) -> bool:
+        """Whether something in flight is waited for: a guess must not share the disk with it."""
+        return any(load.fetches for load in self._loads.values())
 
     def _find_slot(self) -> int | None:
         if self._standing is not None:

@@ -97,7 +97,7 @@ class ExpertService:
                 self._fetch(request, message)
             elif isinstance(message, PrefetchHint):
                 self._check_ids(message.layer, message.expert_ids)
-                self._scheduler.hint(message.layer, message.expert_ids)
+                self._scheduler.hint(message.layer, message.expert_ids, message.is_guess)
                 self._work.notify_all()
             elif isinstance(message, ClosePool):
                 self._detach()
@@ -291,7 +291,7 @@ class ExpertService:
                 "bytes_read": self._bytes_read,
                 "io_seconds": self._io_seconds,
                 "queue_demand": scheduler.queued(Urgency.DEMAND),
-                "queue_prefetch": scheduler.queued(Urgency.AHEAD) + scheduler.queued(Urgency.HINT),
+                "queue_prefetch": sum(map(scheduler.queued, (Urgency.AHEAD, Urgency.HINT, Urgency.GUESS))),
                 "in_flight": scheduler.in_flight,
                 "slots_total": self._slots.num_slots,
                 "slots_resident": len(self._cache),

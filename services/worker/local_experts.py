@@ -6,7 +6,7 @@ Serves one sequence without services. Reads are plain and buffered; nothing is s
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -33,6 +33,9 @@ class LocalExperts:
 
     def hint(self, layer: int, expert_ids: Sequence[int]) -> None:
         """Reads are not worth starting early here: they would wait for the same thread."""
+
+    def guess(self, layer: int, choose: Callable[[], Sequence[int]]) -> None:
+        """As little."""
 
     @contextmanager
     def step(self) -> Iterator[None]:

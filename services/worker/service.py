@@ -174,7 +174,7 @@ class WorkerService:
                     fingerprint=self._fingerprint,
                     device=self._config.worker.device,
                     record_bytes=self._record_bytes,
-                    prefetch=self._config.prefetch.hash_layers,
+                    prefetch=self._config.prefetch,
                     counters=self._expert_counters,
                 )
             except ServiceError as error:

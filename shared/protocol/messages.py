@@ -161,10 +161,14 @@ class ExpertsFetched:
 
 @message(36, one_way=True)
 class PrefetchHint:
-    """These experts will be wanted soon; read them when no demand is waiting."""
+    """These experts will be wanted soon; read them when no demand is waiting.
+
+    A guess (`is_guess`) is read only while the disk is idle, and the next one takes the place of what is not yet begun.
+    """
 
     layer: int
     expert_ids: tuple[int, ...]
+    is_guess: bool = False
 
 
 @message(37, reply="PoolClosed")

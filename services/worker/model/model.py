@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 
 import torch
 
@@ -57,6 +58,8 @@ class Model:
             progress(f"weights: layer {number + 1} of {config.num_hidden_layers}")
             ratio = config.compress_ratios[number]
             layers.append(Layer(reader, config, number, rotations.of(ratio), precision))
+        for layer, following in pairwise(layers):
+            layer.moe.look_ahead_to(following.moe)
         head = Head(reader, "", config, vocabulary)
         has_mtp = config.num_extra_blocks > 0 and not config.is_dspark
         mtp = MtpBlock(reader, config, rotations.of(0), precision, vocabulary) if has_mtp else None

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -62,6 +63,7 @@ class MoE:
         is_hash = config.is_hash_layer(layer)
         self._tid2eid = reader.stored(f"{prefix}gate.tid2eid") if is_hash else None
         self._bias = None if is_hash else reader.float32(f"{prefix}gate.bias")
+        self._following: MoE | None = None
         self._shared = [reader.linear(f"{prefix}shared_experts.{name}") for name in ("w1", "w3", "w2")]
 
     def hint(self, token_ids: torch.Tensor, experts: ExpertProvider) -> None:
@@ -80,6 +82,18 @@ class MoE:
             topk_ids = kernels.route_by_score(scores, self._bias, c.num_experts_per_tok)
         return topk_ids, kernels.topk_weights(scores, topk_ids, c.routed_scaling_factor)
 
+    def look_ahead_to(self, following: MoE) -> None:
+        """Guess the experts of the next layer while this one computes, unless token ids decide there."""
+        if following._bias is not None:
+            self._following = following
+
+    def guess(self, x: torch.Tensor) -> list[int]:
+        """The experts that this router would choose for an earlier layer's input. x: [1, hidden]."""
+        assert self._bias is not None
+        scores = kernels.router_scores(x, self._gate)
+        chosen: list[int] = kernels.route_by_score(scores, self._bias, self._config.num_experts_per_tok)[0].tolist()
+        return chosen
+
     def forward(self, x: torch.Tensor, token_ids: torch.Tensor, experts: ExpertProvider) -> torch.Tensor:
         """x: [m, hidden] -> [m, hidden]."""
         assignment = Assignment(*self.route(x, token_ids))
@@ -91,6 +105,8 @@ class MoE:
         for number, wave in enumerate(waves):
             ahead = waves[number + 1] if number + 1 < len(waves) else ()
             look_up = experts.look_up(self._layer, wave, ahead)
+            if self._following is not None and assignment.is_single:
+                experts.guess(self._following._layer, partial(self._following.guess, x))
             jobs += self._jobs(look_up.hits, quantised, assignment)
             outputs |= self._outputs(jobs, assignment)
             outputs |= self._outputs(self._jobs(look_up.wait(), quantised, assignment), assignment)

@@ -36,6 +36,9 @@ class Bench:
     def hint(self, layer: int, *ids: int) -> None:
         self.scheduler.hint(layer, ids)
 
+    def guess(self, layer: int, *ids: int) -> None:
+        self.scheduler.hint(layer, ids, is_guess=True)
+
     def start(self) -> tuple[int, int] | None:
         """Start the next load; its layer and expert."""
         self.load = self.scheduler.next()
@@ -69,13 +72,14 @@ def test_a_miss_is_read_published_and_answered():
     assert bench.ask("b", 0, 1, 2) is True
 
 
-def test_demand_goes_before_ahead_before_hints_before_warming():
+def test_demand_goes_before_ahead_before_hints_before_guesses_before_warming():
     bench = Bench(8)
     bench.scheduler.warm(Key(3, 0), 5)
+    bench.guess(2, 1)
     bench.hint(2, 0)
     bench.ask("later", 1, 0, ahead=True)
     bench.ask("now", 0, 0)
-    assert bench.run() == [(0, 0), (1, 0), (2, 0), (3, 0)]
+    assert bench.run() == [(0, 0), (1, 0), (2, 0), (2, 1), (3, 0)]
 
 
 def test_nothing_less_urgent_takes_the_slot_that_demand_waits_for():
@@ -112,13 +116,13 @@ def test_demand_joins_a_prefetch_in_flight_as_a_late_hit():
     assert (counters.misses, counters.late_hits, counters.prefetched) == (0, 1, 1)
 
 
-def test_what_arrived_since_the_worker_looked_is_a_late_hit_and_no_second_use():
+def test_what_arrived_since_the_worker_looked_is_a_late_hit_whose_use_the_worker_counts():
     bench = Bench(8)
     bench.hint(2, 7)
     bench.run()
     assert bench.ask("now", 2, 7) is True
     assert bench.scheduler.counters.late_hits == 1
-    assert bench.cache.uses() == {Key(2, 7): 1}
+    assert bench.cache.uses() == {Key(2, 7): 0}
 
 
 def test_looking_ahead_counts_nothing():
@@ -186,6 +190,42 @@ def test_a_pin_ends_with_its_clock_however_far_it_was_set():
     assert bench.slots.num_retired == 1
     bench.clock = 4
     assert bench.start() == (1, 0)
+
+
+def test_a_guess_waits_until_nobody_waits_for_the_disk():
+    bench = Bench(8)
+    bench.ask("now", 0, 0)
+    bench.guess(1, 0)
+    assert bench.start() == (0, 0)
+    demand = bench.load
+    assert bench.start() is None, "the demand is still being read"
+    assert bench.scheduler.finish(demand, True) == ["now"]
+    assert bench.start() == (1, 0)
+
+
+def test_a_new_guess_replaces_what_is_left_of_the_last_but_not_what_was_asked_for_since():
+    bench = Bench(8)
+    bench.guess(1, 0, 1)
+    assert bench.start() == (1, 0)
+    bench.scheduler.finish(bench.load, True)
+    bench.guess(2, 5, 6)
+    assert bench.scheduler.queued(Urgency.GUESS) == 2
+    bench.ask("now", 2, 5)
+    bench.guess(3, 7)
+    assert bench.run() == [(2, 5), (3, 7)]
+
+
+def test_prefetched_experts_have_no_use_until_they_are_used():
+    bench = Bench(8)
+    bench.guess(1, 0)
+    bench.hint(1, 1)
+    bench.ask("now", 1, 2)
+    bench.run()
+    assert bench.cache.uses() == {Key(1, 0): 0, Key(1, 1): 0, Key(1, 2): 1}
+    bench.hint(1, 3)
+    bench.ask("now", 1, 3)
+    bench.run()
+    assert bench.cache.uses()[Key(1, 3)] == 1, "asked for before it came"
 
 
 def test_hints_never_flush_the_cache():
