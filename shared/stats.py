@@ -24,15 +24,25 @@ INTERVAL_S = 0.25
 
 # -> (values, labels); called in the publisher's thread
 Collect = Callable[[], tuple[dict[str, float], dict[str, str]]]
+# -> StatsSnapshot.picture; called in the publisher's thread
+TakePicture = Callable[[], bytes]
 
 
 class StatsPublisher:
-    """Publishes what `collect` returns, every `interval_s`, in its own thread."""
+    """Publishes what `collect` and `take_picture` return, every `interval_s`, in its own thread."""
 
-    def __init__(self, endpoint: str, identity: Identity, collect: Collect, interval_s: float = INTERVAL_S) -> None:
+    def __init__(
+        self,
+        endpoint: str,
+        identity: Identity,
+        collect: Collect,
+        interval_s: float = INTERVAL_S,
+        take_picture: TakePicture = bytes,
+    ) -> None:
         self._endpoint = endpoint
         self._identity = identity
         self._collect = collect
+        self._take_picture = take_picture
         self._interval_s = interval_s
         self._failure = ""
         self._stop = threading.Event()
@@ -66,7 +76,8 @@ class StatsPublisher:
     def _publish(self) -> None:
         try:
             values, labels = self._collect()
-            body = encode(StatsSnapshot(self._identity.service, self._identity.boot_id, time.time(), values, labels))
+            service, boot_id, picture = self._identity.service, self._identity.boot_id, self._take_picture()
+            body = encode(StatsSnapshot(service, boot_id, time.time(), values, labels, picture))
         except Exception as error:  # a wrong number must not take the service down, but it is told, once
             if (failure := repr(error)) != self._failure:
                 log.exception("statistics failed")

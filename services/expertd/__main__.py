@@ -37,7 +37,9 @@ def serve(context: ServiceContext) -> None:
         on_peer_lost=service.peer_lost,
         status=context.pong,
     )
-    stats = StatsPublisher(config.endpoint("expertd.stats"), context.identity, service.stats)
+    stats = StatsPublisher(
+        config.endpoint("expertd.stats"), context.identity, service.stats, take_picture=service.picture
+    )
     stats.start()
     service.start()
     try:

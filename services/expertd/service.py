@@ -17,6 +17,7 @@ from services.expertd.cache import ExpertCache
 from services.expertd.heat import FILE_NAME, load_heat, save_heat
 from services.expertd.landing import Landing, make_landing
 from services.expertd.policy import POLICIES, Key
+from services.expertd.picture import Picture
 from services.expertd.pool import Pool
 from services.expertd.reader import RecordReader, Staging
 from services.expertd.scheduler import Load, Scheduler, Urgency
@@ -77,6 +78,7 @@ class ExpertService:
         self._bytes_read = 0
         self._io_seconds = 0.0
         self._misses_by_layer = [0] * pool.layers
+        self._picture = Picture(pool.layers, pool.experts)
         num_threads = config.reader.threads + COPYING
         self._landings = [make_landing(pool.slab, pool.slot_bytes) for _ in range(num_threads)]
         self._threads = [
@@ -277,6 +279,10 @@ class ExpertService:
             save_heat(self._heat_path, self._fingerprint, uses)
 
     # --- statistics ----------------------------------------------------------------------------------------------
+
+    def picture(self) -> bytes:
+        """`StatsSnapshot.picture`, for one thread."""
+        return self._picture.take(self._pool.control.slot_table, self._pool.control.uses)
 
     def stats(self) -> tuple[dict[str, float], dict[str, str]]:
         """Cumulative counters and gauges, and labels; see ARCHITECTURE.md."""

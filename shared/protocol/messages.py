@@ -222,13 +222,17 @@ class TextChunk:
 
 @message(64, one_way=True)
 class StatsSnapshot:
-    """Cumulative counters and gauges of one service; rates are the reader's business, lost snapshots harmless."""
+    """Cumulative counters and gauges of one service; rates are the reader's business, lost snapshots harmless.
+
+    `picture` is expertd's alone: one byte an expert, layer by layer, 128 if it is resident plus 0 to 127 for its heat.
+    """
 
     service: str
     boot_id: str
     time_s: float
     values: dict[str, float]
     labels: dict[str, str]
+    picture: bytes = b""
 
 
 check_registry()

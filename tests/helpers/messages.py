@@ -67,6 +67,11 @@ EXAMPLES: tuple[object, ...] = (
         elapsed_s=0.5,
     ),
     m.StatsSnapshot(
-        service="expertd", boot_id="00ff", time_s=1000.5, values={"misses": 3.0}, labels={"policy": "lfu-aged"}
+        service="expertd",
+        boot_id="00ff",
+        time_s=1000.5,
+        values={"misses": 3.0},
+        labels={"policy": "lfu-aged"},
+        picture=b"\x80\x7f",
     ),
 )

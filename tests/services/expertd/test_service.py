@@ -6,6 +6,7 @@ import signal
 from contextlib import contextmanager
 from pathlib import Path
 
+import numpy as np
 import pytest
 from helpers.checkpoints import tiny_checkpoint
 from helpers.services import ROOT, Stack, running, shared_memory_names, write_config
@@ -126,6 +127,17 @@ def test_hints_are_read_ahead_and_a_resident_expert_is_answered_at_once(tmp_path
         worker.check(2, 3)
         values = stats(stack)
         assert (values["misses"], values["late_hits"], values["prefetched"]) == (0, 2, 2)
+
+
+def test_the_picture_shows_what_is_resident_and_hot(tmp_path):
+    with expertd(tmp_path) as stack:
+        worker = Worker(stack)
+        worker.open()
+        worker.fetch(3, 2, 7)
+        worker.control.uses[3, 2] += 3
+        picture = np.frombuffer(snapshot_of(stack).picture, np.uint8).reshape(7, 16)
+    assert np.argwhere(picture >= 128).tolist() == [[3, 2], [3, 7]]
+    assert np.argwhere(picture & 127).tolist() == [[3, 2]]
 
 
 def test_a_second_worker_another_checkpoint_and_strangers_are_refused(tmp_path):
