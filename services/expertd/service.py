@@ -16,8 +16,8 @@ import numpy as np
 from services.expertd.cache import ExpertCache
 from services.expertd.heat import FILE_NAME, load_heat, save_heat
 from services.expertd.landing import Landing, make_landing
-from services.expertd.policy import POLICIES, Key
 from services.expertd.picture import Picture
+from services.expertd.policy import POLICIES, Key
 from services.expertd.pool import Pool
 from services.expertd.reader import RecordReader, Staging
 from services.expertd.scheduler import Load, Scheduler, Urgency
