@@ -58,6 +58,13 @@ class Fields:
             raise ChatError(f"{self.place(key)} must be {low:g} to {high:g}, not {value}")
         return float(value)
 
+    def share(self, key: str, default: float) -> float:
+        """A number above 0 and at most 1."""
+        value = self.number(key, default, 0.0, 1.0)
+        if value == 0.0:
+            raise ChatError(f"{self.place(key)} must be above 0")
+        return value
+
     def choice(self, key: str, known: tuple[str, ...], default: str | None = None) -> str:
         value = self.text(key, default)
         if value not in known:

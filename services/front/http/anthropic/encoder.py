@@ -20,6 +20,9 @@ from services.front.generation import (
     ToolCallDelta,
     Usage,
 )
+from services.front.http.anthropic.errors import error_body
+from services.front.http.errors import problem_of
+from shared.errors import ServiceError
 
 PING = {"type": "ping"}
 
@@ -49,10 +52,10 @@ class _Block:
 
 
 class MessageEncoder:
-    """Give it every event of one answer; `message` is the whole answer after the last."""
+    """Give it every event of one answer; `whole` is the message after the last."""
 
     def __init__(self, message_id: str, model: str) -> None:
-        self.message: dict[str, Any] = {
+        self.whole: dict[str, Any] = {
             "id": message_id,
             "type": "message",
             "role": "assistant",
@@ -83,13 +86,16 @@ class MessageEncoder:
             case Finished():
                 return [*self._begin(event.usage), *self._close(), *self._finish(event)]
 
+    def fail(self, error: ServiceError) -> list[dict[str, Any]]:
+        return [error_body(problem_of(error))]
+
     def _begin(self, usage: Usage) -> list[dict[str, Any]]:
         """Once: an answer that was cancelled while it waited begins at its end."""
         if self._is_begun:
             return []
         self._is_begun = True
-        self.message["usage"] = _usage(usage)
-        return [{"type": "message_start", "message": self.message | {"content": []}}]
+        self.whole["usage"] = _usage(usage)
+        return [{"type": "message_start", "message": self.whole | {"content": []}}]
 
     def _write(self, opening: dict[str, Any], delta: str, key: str, text: str) -> list[dict[str, Any]]:
         if not text:
@@ -124,14 +130,14 @@ class MessageEncoder:
         events = [{"type": "content_block_stop", "index": self._index}]
         if self._block.opening["type"] == "thinking":
             events.insert(0, self._delta({"type": "signature_delta", "signature": SIGNATURE}))
-        self.message["content"].append(self._block.complete)
+        self.whole["content"].append(self._block.complete)
         self._block = None
         return events
 
     @property
     def _index(self) -> int:
         """Of the block that is open."""
-        return len(self.message["content"])
+        return len(self.whole["content"])
 
     def _delta(self, delta: dict[str, Any]) -> dict[str, Any]:
         return {"type": "content_block_delta", "index": self._index, "delta": delta}
@@ -139,9 +145,9 @@ class MessageEncoder:
     def _finish(self, event: Finished) -> list[dict[str, Any]]:
         reason = "stop_sequence" if event.stop_text is not None else _STOP_REASONS[event.reason]
         ending = {"stop_reason": reason, "stop_sequence": event.stop_text}
-        self.message |= ending | {"usage": _usage(event.usage)}
+        self.whole |= ending | {"usage": _usage(event.usage)}
         return [
-            {"type": "message_delta", "delta": ending, "usage": self.message["usage"]},
+            {"type": "message_delta", "delta": ending, "usage": self.whole["usage"]},
             {"type": "message_stop"},
         ]
 

@@ -38,7 +38,7 @@ def read_request(body: Any) -> MessagesRequest:
     sampling = Sampling(
         max_tokens=fields.whole("max_tokens", None, 1),
         temperature=fields.number("temperature", 1.0, 0.0, 2.0),
-        top_p=fields.number("top_p", 1.0, 0.0, 1.0),
+        top_p=fields.share("top_p", 1.0),
         top_k=fields.whole("top_k", 0, 0),
     )
     generation = GenerationRequest(read_prompt(fields), sampling, fields.texts("stop_sequences"))

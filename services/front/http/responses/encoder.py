@@ -50,16 +50,14 @@ class _Item:
 
 
 class ResponseEncoder:
-    """Give it every event of one answer, or its error; `response` is the whole answer after the last.
+    """Give it every event of one answer, or its error; `whole` is the response after the last.
 
-    `echo` are the fields of the request that the response repeats; `new_id` makes an id out of its prefix.
+    `head` is what the response says about itself and repeats of the request; `new_id` makes an id out of its prefix.
     """
 
-    def __init__(self, echo: dict[str, Any], created_at: int, new_id: Callable[[str], str]) -> None:
-        self.response: dict[str, Any] = {
-            "id": new_id("resp"),
+    def __init__(self, head: dict[str, Any], new_id: Callable[[str], str]) -> None:
+        self.whole: dict[str, Any] = {
             "object": "response",
-            "created_at": created_at,
             "status": "queued",
             "background": False,
             "error": None,
@@ -71,7 +69,7 @@ class ResponseEncoder:
             "top_logprobs": 0,
             "truncation": "disabled",
             "usage": None,
-        } | echo
+        } | head
         self._new_id = new_id
         self._num_events = 0
         self._item: _Item | None = None
@@ -83,7 +81,7 @@ class ResponseEncoder:
             case Queued():
                 return [*self._begin(), self._response_event("response.queued")]
             case Started():
-                self.response["status"] = "in_progress"
+                self.whole["status"] = "in_progress"
                 return [*self._begin(), self._response_event("response.in_progress")]
             case TextDelta(text):
                 return self._write("message", text)
@@ -98,8 +96,8 @@ class ResponseEncoder:
 
     def fail(self, error: ServiceError) -> list[dict[str, Any]]:
         """The end of an answer that cannot be completed."""
-        self.response["status"] = "failed"
-        self.response["error"] = {"code": "server_error", "message": error.detail}
+        self.whole["status"] = "failed"
+        self.whole["error"] = {"code": "server_error", "message": error.detail}
         return [*self._begin(), *self._close("incomplete"), self._response_event("response.failed")]
 
     def _begin(self) -> list[dict[str, Any]]:
@@ -157,22 +155,22 @@ class ResponseEncoder:
                 self._item_event("content_part.done", content_index=0, part=part),
             ]
         events.append(self._event("response.output_item.done", output_index=self._index, item=item))
-        self.response["output"].append(item)
+        self.whole["output"].append(item)
         self._item = None
         return events
 
     def _finish(self, event: Finished) -> list[dict[str, Any]]:
         status = "incomplete" if event.reason == "length" else "completed"
         events = self._close(status)
-        self.response |= {"status": status, "usage": _usage(event.usage)}
+        self.whole |= {"status": status, "usage": _usage(event.usage)}
         if status == "incomplete":
-            self.response["incomplete_details"] = {"reason": "max_output_tokens"}
+            self.whole["incomplete_details"] = {"reason": "max_output_tokens"}
         return [*events, self._response_event(f"response.{status}")]
 
     @property
     def _index(self) -> int:
         """Of the item that is open."""
-        return len(self.response["output"])
+        return len(self.whole["output"])
 
     def _item_event(self, kind: str, **values: Any) -> dict[str, Any]:
         assert self._item is not None
@@ -180,7 +178,7 @@ class ResponseEncoder:
         return self._event(f"response.{kind}", **place, **values)
 
     def _response_event(self, kind: str) -> dict[str, Any]:
-        return self._event(kind, response=self.response | {"output": list(self.response["output"])})
+        return self._event(kind, response=self.whole | {"output": list(self.whole["output"])})
 
     def _event(self, kind: str, **values: Any) -> dict[str, Any]:
         self._num_events += 1

@@ -46,11 +46,11 @@ def read_request(body: Any) -> ResponsesRequest:
     sampling = Sampling(
         max_tokens=fields.whole("max_output_tokens", 0, 1 if fields.has("max_output_tokens") else 0),
         temperature=fields.number("temperature", 1.0, 0.0, 2.0),
-        top_p=fields.number("top_p", 1.0, 0.0, 1.0),
+        top_p=fields.share("top_p", 1.0),
     )
+    fields.text("model", "")
     prompt = _read_prompt(fields)
     echo = {
-        "model": fields.text("model", ""),
         "instructions": fields.raw("instructions"),
         "max_output_tokens": sampling.max_tokens or None,
         "metadata": fields.table("metadata").values,

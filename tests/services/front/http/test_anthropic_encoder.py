@@ -24,7 +24,7 @@ USED = {
 
 def encode(events):
     encoder = MessageEncoder("msg_1", "demo")
-    return [out for event in events for out in encoder.encode(event)], encoder.message
+    return [out for event in events for out in encoder.encode(event)], encoder.whole
 
 
 def block_of(kind, said, number):

@@ -20,7 +20,7 @@ BODY = Fields(
 
 
 def test_reads_what_is_there():
-    assert (BODY.whole("n", None, 1), BODY.number("x", 1.0, 0, 1), BODY.number("n", 1.0, 0, 5)) == (3, 0.5, 3.0)
+    assert (BODY.whole("n", None, 1), BODY.number("n", 1.0, 0, 5), BODY.share("x", 1.0)) == (3, 3.0, 0.5)
     assert (BODY.text("t"), BODY.flag("yes", False), BODY.choice("t", ("text", "other"))) == ("text", True, "text")
     assert Fields({"stop": ["a", "b"]}).texts("stop") == ("a", "b")
     assert next(BODY.tables("rows")).whole("a", None, 0) == 1
@@ -45,6 +45,8 @@ def test_null_counts_as_missing(key):
         (lambda f: f.number("yes", 1, 0, 1), "a.n.yes must be a number, not true or false"),
         (lambda f: f.number("nan", 1, 0, 1), "a.n.nan must be a number"),
         (lambda f: f.number("n", 1, 0, 1), "a.n.n must be 0 to 1, not 3"),
+        (lambda f: f.share("zero", 1), "a.n.zero must be above 0"),
+        (lambda f: f.share("n", 1), "a.n.n must be 0 to 1, not 3"),
         (lambda f: f.text("n"), "a.n.n must be text, not a number"),
         (lambda f: f.flag("n", True), "a.n.n must be true or false, not a number"),
         (lambda f: f.choice("t", ("one", "two")), "a.n.t must be one of one, two, not 'text'"),

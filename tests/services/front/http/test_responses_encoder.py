@@ -14,17 +14,17 @@ from services.front.http.responses.request import read_request
 from shared.errors import ErrorCode, ServiceError
 
 STREAM_EVENT = TypeAdapter(ResponseStreamEvent)
-ECHO = read_request({"input": "Hello", "model": "demo"}).echo
+HEAD = {"id": "resp_1", "created_at": 1_700_000_000, "model": "demo"} | read_request({"input": "Hello"}).echo
 
 
 def make_encoder():
     numbers = itertools.count()
-    return ResponseEncoder(ECHO, 1_700_000_000, lambda prefix: f"{prefix}_{next(numbers)}")
+    return ResponseEncoder(HEAD, lambda prefix: f"{prefix}_{next(numbers)}")
 
 
 def encode(events):
     encoder = make_encoder()
-    return [out for event in events for out in encoder.encode(event)], encoder.response
+    return [out for event in events for out in encoder.encode(event)], encoder.whole
 
 
 def said_by(item):
@@ -111,7 +111,7 @@ def test_a_failure_ends_the_stream(before):
     read = [STREAM_EVENT.validate_python(event) for event in stream]
     assert (read[0].type, read[-1].type) == ("response.created", "response.failed")
     assert (read[-1].response.status, read[-1].response.error.message) == ("failed", "the worker went away")
-    assert [said_by(item) for item in encoder.response["output"]] == [("text", "Hi")] * (len(before) == 2)
+    assert [said_by(item) for item in encoder.whole["output"]] == [("text", "Hi")] * (len(before) == 2)
 
 
 def test_a_cancelled_answer_has_failed():
