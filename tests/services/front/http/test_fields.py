@@ -8,6 +8,7 @@ from services.front.http.fields import Fields
 BODY = Fields(
     {
         "n": 3,
+        "zero": 0,
         "x": 0.5,
         "t": "text",
         "yes": True,
