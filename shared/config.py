@@ -7,6 +7,7 @@ name file and key. Nothing changes it later; values resolved at start (a cache o
 from __future__ import annotations
 
 import dataclasses
+import ipaddress
 import os
 import re
 import tempfile
@@ -81,6 +82,12 @@ class WorkerConfig:
 class FrontConfig:
     max_queue: int = 64
     default_max_tokens: int = 1024
+    request_timeout_s: int = 3600
+    http_host: str = "127.0.0.1"
+    http_port: int | None = None
+    api_key: str = ""
+    model_name: str = ""
+    max_body_bytes: int = 16 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,6 +226,18 @@ def _is_required(f: dataclasses.Field[Any]) -> bool:
     return f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING
 
 
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _is_token(key: str) -> bool:
+    """What can stand in an Authorization header."""
+    return all("!" <= letter <= "~" for letter in key)
+
+
 def _check(config: Config) -> None:
     def demand(ok: bool, key: str, what: str, value: object) -> None:
         if not ok:
@@ -240,6 +259,14 @@ def _check(config: Config) -> None:
     demand(worker.max_queue >= 1, "worker.max_queue", "at least 1", worker.max_queue)
     demand(front.max_queue >= 1, "front.max_queue", "at least 1", front.max_queue)
     demand(front.default_max_tokens >= 1, "front.default_max_tokens", "at least 1", front.default_max_tokens)
+    demand(front.request_timeout_s >= 1, "front.request_timeout_s", "at least 1", front.request_timeout_s)
+    demand(front.http_port is None or 0 <= front.http_port < 2**16, "front.http_port", "0 to 65535", front.http_port)
+    demand(front.max_body_bytes >= 1, "front.max_body_bytes", "at least 1", front.max_body_bytes)
+    if not _is_token(front.api_key):
+        raise ConfigError(f"{config.source}: 'front.api_key' must be of printable ASCII letters without spaces")
+    if front.http_port is not None and not front.api_key and not _is_loopback(front.http_host):
+        text = f"front.http_host = {front.http_host!r} lets other machines in, so 'front.api_key' must be set"
+        raise ConfigError(f"{config.source}: {text}")
     demand(config.model.max_context >= 2, "model.max_context", "at least 2", config.model.max_context)
     longest = str(config.run_dir / "expertd.control")
     if len(longest.encode()) > MAX_SOCKET_PATH:

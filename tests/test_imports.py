@@ -19,7 +19,7 @@ THIRD_PARTY = {
     "shared": {"cuda", "msgpack", "numpy", "zmq"},
     "services.cli": {"prompt_toolkit", "rich", "typer"},
     "services.expertd": {"numpy"},
-    "services.front": {"tokenizers", "uvloop"},
+    "services.front": {"jsonschema_rs", "prometheus_client", "starlette", "tokenizers", "uvicorn", "uvloop"},
     "services.monitor": {"rich"},
     "services.worker": {"numpy", "safetensors", "torch"},
 }

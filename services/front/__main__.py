@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import sys
+import time
 
 import uvloop
 
+from services.front.answers import Answers
 from services.front.chat.format import load_format
+from services.front.http.app import make_app
+from services.front.http.front import Front
+from services.front.http.server import HttpServer
 from services.front.prompt import PromptMaker
-from services.front.service import Answers, FrontService
+from services.front.service import FrontService
 from services.front.tokenizer import Tokenizer
 from shared.checkpoint.config import ModelConfig
 from shared.errors import CheckpointError
@@ -31,7 +36,12 @@ def serve(context: ServiceContext) -> None:
 
     async def run() -> None:
         labels = {"checkpoint": config.model.path.name, "chat_format": chat_format.name}
-        await FrontService(context, Answers(context, tokenizer, maker), labels).run()
+        answers = Answers(context, tokenizer, maker)
+        http = None
+        if config.front.http_port is not None:
+            model = config.front.model_name or config.model.path.name
+            http = HttpServer(config, make_app(Front(config, answers, chat_format, model, int(time.time()))))
+        await FrontService(context, answers, http, labels).run()
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(run())

@@ -1,104 +1,181 @@
-"""From the worker's tokens to the chunks that a client gets, for one request.
+"""From the worker's tokens to the events that a client gets, for one request.
 
 Pure: time comes in as an argument. Knows no socket.
 """
 
 from __future__ import annotations
 
-import json
+import itertools
 import secrets
-from collections.abc import Sequence
+from collections.abc import Iterator
+from dataclasses import replace
 
 from services.front.chat.dsml import CompletedCall
 from services.front.chat.format import EOS
-from services.front.chat.parser import CompletionParser, Delta
+from services.front.chat.parser import CompletionParser, Delta, Ending
 from services.front.chat.strict import MalformedCompletion, parse_strict
 from services.front.detokenizer import Detokenizer
+from services.front.generation import (
+    Conversation,
+    Event,
+    Finished,
+    ReasoningDelta,
+    Started,
+    TextDelta,
+    TokenLogprob,
+    ToolCallDelta,
+    Usage,
+)
 from services.front.prompt import Prompt
+from services.front.schema import format_error
+from services.front.stop import StopFinder
 from services.front.tokenizer import Tokenizer
-from shared.protocol.messages import TextChunk, TokensGenerated
+from shared.protocol.messages import TokensGenerated
 
 
 class Answer:
-    """Give it every `TokensGenerated` of a request, then `end` it."""
+    """Give it every `TokensGenerated` of a request until it `is_complete`, then `end` it."""
 
     def __init__(self, prompt: Prompt, tokenizer: Tokenizer) -> None:
-        self.request = prompt.generate
-        self._thinking = prompt.thinking
-        self._parser = CompletionParser(thinking=prompt.thinking, schemas=prompt.schemas)
+        self.generate = prompt.generate
+        self._prompt = prompt
+        chat = prompt.request.prompt
+        self._chat = chat if isinstance(chat, Conversation) else None
+        self._max_calls = self._chat.max_calls if self._chat else None
+        self._parser: CompletionParser | _Plain = (
+            CompletionParser(thinking=prompt.thinking, schemas=prompt.schemas) if self._chat else _Plain()
+        )
+        self._parser.feed(prompt.opening)
+        self._stop = StopFinder(prompt.request.stop)
+        self._token_bytes = tokenizer.token_bytes
         self._detokenizer = Detokenizer(tokenizer.token_bytes)
-        self._raw: list[str] = []
-        self._calls: list[CompletedCall] = []
+        self._raw: list[str] = [prompt.opening]
+        self._text: list[str] = []
+        self._logprobs: list[TokenLogprob] = []
+        self._num_calls = 0
         self._worker_reason = ""
-        self.prompt_tokens = len(prompt.generate.prompt_ids)
-        self.completion_tokens = 0
-        self.cached_tokens = 0
-        self.ttft_s = 0.0
+        self._is_started = False
+        self.usage = Usage(prompt_tokens=len(prompt.generate.prompt_ids))
 
     @property
     def is_complete(self) -> bool:
         """Nothing that the worker may still say would change the answer."""
-        return self._parser.finished or bool(self._worker_reason)
+        return self._parser.finished or bool(self._worker_reason) or self._is_cut
 
-    def add(self, tokens: TokensGenerated, elapsed_s: float) -> TextChunk | None:
-        """The chunk that these tokens complete, if any; `elapsed_s` is the age of the request."""
-        self.completion_tokens = tokens.completion_tokens
-        self.cached_tokens = tokens.cached_tokens
+    @property
+    def _is_cut(self) -> bool:
+        """The client wanted no more than this."""
+        has_called = bool(self._max_calls) and self._num_calls == self._max_calls
+        return has_called or self._stop.found is not None
+
+    def add(self, tokens: TokensGenerated, elapsed_s: float) -> list[Event]:
+        """The events that these tokens complete; `elapsed_s` is the age of the request."""
+        events: list[Event] = []
         self._worker_reason = tokens.finish_reason
-        if tokens.token_ids and not self.ttft_s:
-            self.ttft_s = elapsed_s
-        text = self._detokenizer.feed(tokens.token_ids)
-        self._raw.append(text)
-        delta = self._parser.feed(text)
-        self._calls += delta.calls
-        return self._chunk(delta, "", elapsed_s) if delta.text or delta.reasoning else None
+        if not self._is_started:
+            self._is_started = True
+            events.append(Started(self.usage.prompt_tokens, tokens.cached_tokens))
+        reasoning = self.usage.reasoning_tokens
+        for i, token in enumerate(tokens.token_ids):
+            reasoning += self._parser.in_reasoning
+            if self._parser.in_text and tokens.logprobs:
+                self._logprobs.append(self._logprob(tokens, i))
+            text = self._detokenizer.feed((token,))
+            self._raw.append(text)
+            events += self._events(self._parser.feed(text))
+            if self.is_complete and not self._worker_reason:
+                break
+        ttft_s = self.usage.ttft_s or (elapsed_s if tokens.token_ids else 0.0)
+        self.usage = Usage(
+            prompt_tokens=self.usage.prompt_tokens,
+            completion_tokens=tokens.completion_tokens,
+            cached_tokens=tokens.cached_tokens,
+            reasoning_tokens=reasoning,
+            ttft_s=ttft_s,
+            elapsed_s=elapsed_s,
+        )
+        return events
 
-    def end(self, elapsed_s: float, reason: str = "") -> TextChunk:
-        """The final chunk. `reason` is for an end that the worker did not bring about."""
+    def end(self, elapsed_s: float, reason: str = "") -> list[Event]:
+        """The last events. `reason` is for an end that the worker did not bring about."""
         rest = self._detokenizer.flush()
         self._raw.append(rest)
-        held = self._parser.feed(rest)
+        events = list(self._events(self._parser.feed(rest)))
         ending = self._parser.finish(self._worker_reason or reason or "stop")
-        last = ending.delta
-        self._calls += (*held.calls, *last.calls)
-        delta = Delta(held.reasoning + last.reasoning, held.text + last.text)
-        return self._chunk(delta, ending.finish_reason, elapsed_s, self._calls)
+        events += [*self._events(ending.delta), *self._held_text()]
+        self.usage = replace(self.usage, elapsed_s=elapsed_s)
+        return [*events, self._finished(ending.finish_reason, reason)]
 
     @property
     def is_well_formed(self) -> bool:
         """Whether a complete answer keeps to the vendor's format, or had to be forgiven something."""
+        if self._chat is None or self._is_cut:
+            return True
         try:
-            parse_strict("".join(self._raw).removesuffix(EOS) + EOS, thinking=self._thinking)
+            parse_strict("".join(self._raw).removesuffix(EOS) + EOS, thinking=self._prompt.thinking)
         except MalformedCompletion:
             return False
         return True
 
-    def _chunk(
-        self, delta: Delta, finish_reason: str, elapsed_s: float, calls: Sequence[CompletedCall] = ()
-    ) -> TextChunk:
-        return TextChunk(
-            text=delta.text,
-            reasoning=delta.reasoning,
-            tool_calls_json=_calls_json(calls) if calls else "",
-            finish_reason=finish_reason,
-            prompt_tokens=self.prompt_tokens,
-            completion_tokens=self.completion_tokens,
-            cached_tokens=self.cached_tokens,
-            ttft_s=self.ttft_s,
-            elapsed_s=elapsed_s,
-        )
+    def _finished(self, reason: str, cancelled: str) -> Finished:
+        if self._is_cut and not cancelled:
+            reason = "stop" if self._stop.found is not None else "tool_calls"
+        elif reason == "tool_calls" and not self._num_calls:
+            reason = "stop"  # all calls were dropped
+        schema = self._chat.json_schema if self._chat else None
+        error = None if schema is None else format_error("".join(self._text), schema)
+        return Finished(reason, self.usage, self._stop.found, error)
+
+    def _events(self, delta: Delta) -> Iterator[Event]:
+        if delta.reasoning:
+            yield ReasoningDelta(delta.reasoning)
+        if delta.text and not self._is_cut:
+            yield from self._text_events(self._stop.feed(delta.text))
+        if delta.calls:
+            yield from self._held_text()
+        for call in delta.calls:
+            if self._max_calls != 0 and not self._is_cut:
+                yield self._call_event(call)
+
+    def _text_events(self, text: str) -> Iterator[Event]:
+        """Tokens stay behind until text comes, and where a stop text cuts some off, these are dropped."""
+        if not text:
+            return
+        logprobs = tuple(self._logprobs)
+        self._logprobs.clear()
+        if self._stop.found is not None:
+            starts = itertools.accumulate((len(token.data) for token in logprobs), initial=0)
+            end = len(text.encode())
+            logprobs = tuple(token for token, start in zip(logprobs, starts, strict=False) if start < end)
+        self._text.append(text)
+        yield TextDelta(text, logprobs)
+
+    def _held_text(self) -> Iterator[Event]:
+        """Text that looked like a stop text and is none, because the text ends here."""
+        if not self._is_cut:
+            yield from self._text_events(self._stop.flush())
+
+    def _call_event(self, call: CompletedCall) -> ToolCallDelta:
+        """The id is new, for the tool's result to name."""
+        self._num_calls += 1
+        return ToolCallDelta(self._num_calls - 1, call.arguments, f"call_{secrets.token_hex(12)}", call.name)
+
+    def _logprob(self, tokens: TokensGenerated, i: int) -> TokenLogprob:
+        width = len(tokens.top_ids) // len(tokens.token_ids)
+        place = slice(i * width, (i + 1) * width)
+        top = zip(map(self._token_bytes, tokens.top_ids[place]), tokens.top_logprobs[place], strict=True)
+        return TokenLogprob(self._token_bytes(tokens.token_ids[i]), tokens.logprobs[i], tuple(top))
 
 
-def _calls_json(calls: Sequence[CompletedCall]) -> str:
-    """OpenAI-style tool calls; the ids are new, for the tool's result to name."""
-    return json.dumps(
-        [
-            {
-                "id": f"call_{secrets.token_hex(12)}",
-                "type": "function",
-                "function": {"name": call.name, "arguments": call.arguments},
-            }
-            for call in calls
-        ],
-        ensure_ascii=False,
-    )
+class _Plain:
+    """The parser of a completion that is no chat: everything is text."""
+
+    finished = False
+    in_text = True
+    in_reasoning = False
+
+    def feed(self, piece: str) -> Delta:
+        return Delta(text=piece)
+
+    def finish(self, reason: str) -> Ending:
+        return Ending(Delta(), reason)

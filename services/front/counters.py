@@ -23,10 +23,11 @@ class FrontCounters:
 
     def count(self, answer: Answer, finish_reason: str) -> None:
         """An answer that came to its end, cancelled ones included."""
+        usage = answer.usage
         self.requests_cancelled += finish_reason == "abort"
         self.requests_done += finish_reason != "abort"
-        self.prompt_tokens += answer.prompt_tokens
-        self.generated_tokens += answer.completion_tokens
-        self.ttft_count += answer.completion_tokens > 0
-        self.ttft_seconds += answer.ttft_s
+        self.prompt_tokens += usage.prompt_tokens
+        self.generated_tokens += usage.completion_tokens
+        self.ttft_count += usage.completion_tokens > 0
+        self.ttft_seconds += usage.ttft_s
         self.answers_repaired += finish_reason in ("stop", "tool_calls") and not answer.is_well_formed

@@ -39,9 +39,10 @@ class Conversation:
     """Messages in the form of OpenAI's chat completions, whatever dialect they came in; the front checks them.
 
     `effort` is one of the levels of `services.front.effort`, or None for the checkpoint's default; it counts only with
-    `thinking`. `tools` are OpenAI-style tool definitions; leave them out to forbid calls. `forced_call` None lets the
-    model decide, `ANY_FUNCTION` makes it call one of the tools and a name makes it call that one: the answer is begun
-    for it, so reasoning is skipped. `json_schema` is the schema that the answer is asked to follow.
+    `thinking`. `tools` are OpenAI-style tool definitions. `forced_call` None lets the model decide, `ANY_FUNCTION`
+    makes it call one of the tools and a name makes it call that one: the answer is begun for it, so reasoning is
+    skipped. With `max_calls` the answer ends after so many calls; with 0 those that the model makes nevertheless are
+    dropped. `json_schema` is the schema that the answer is asked to follow.
     """
 
     messages: tuple[Any, ...]
@@ -50,7 +51,7 @@ class Conversation:
     drop_thinking: bool = True
     tools: tuple[Any, ...] = ()
     forced_call: str | None = None
-    parallel_calls: bool = True
+    max_calls: int | None = None
     json_schema: Mapping[str, Any] | bool | None = None
 
 

@@ -1,4 +1,4 @@
-"""From a `Chat` message to what the worker is asked: checked, rendered, counted.
+"""From a request to what the worker is asked: checked, rendered, counted.
 
 Pure: takes text apart and puts it together, and knows no socket. Whatever is wrong with a request is a bad_request
 that names the field.
@@ -6,47 +6,44 @@ that names the field.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from services.front.chat.dsml import Schema
 from services.front.chat.encoding import ChatOptions, Segment, ThinkingMode, encode_chat
-from services.front.chat.format import ASSISTANT, END_THINK, EOS, ESSENTIAL_TOKENS, THINK, USER, ChatFormat
+from services.front.chat.format import (
+    ASSISTANT,
+    BOS,
+    DSML,
+    END_THINK,
+    EOS,
+    ESSENTIAL_TOKENS,
+    THINK,
+    USER,
+    ChatFormat,
+)
 from services.front.chat.messages import ChatError, read_tools
+from services.front.effort import effort_level
+from services.front.generation import ANY_FUNCTION, Conversation, GenerationRequest, RawPrompt, Sampling
 from services.front.tokenizer import Tokenizer
 from shared.errors import CheckpointError, ErrorCode, ServiceError
-from shared.protocol.messages import Chat, Generate
+from shared.protocol.messages import Generate
 
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """A request ready for the worker. `schemas` are the parameter schemas of the offered functions, by name."""
+    """A request ready for the worker.
 
+    `thinking` says that the prompt leaves the reasoning part open; `opening` is the beginning of the answer that it
+    has already written. `schemas` are the parameter schemas of the offered functions, by name.
+    """
+
+    request: GenerationRequest
     generate: Generate
-    thinking: bool
-    schemas: Mapping[str, Schema]
-
-
-@dataclass(frozen=True, slots=True)
-class _Options:
-    """What `Chat.options_json` may say."""
-
     thinking: bool = False
-    drop_thinking: bool = True
-    reasoning_effort: str | None = None
-    tools: list[Any] | None = None
-    response_format: dict[str, Any] | None = None
-
-
-_OPTION_KINDS: dict[str, tuple[type, ...]] = {
-    "thinking": (bool,),
-    "drop_thinking": (bool,),
-    "reasoning_effort": (str, type(None)),
-    "tools": (list, type(None)),
-    "response_format": (dict, type(None)),
-}
+    opening: str = ""
+    schemas: Mapping[str, Schema] = field(default_factory=dict)
 
 
 class PromptMaker:
@@ -65,34 +62,53 @@ class PromptMaker:
         self._default_max_tokens = default_max_tokens
         self._stop_ids = tuple(i for i in [tokenizer.control_id(EOS)] if i is not None)
 
-    def make(self, chat: Chat) -> Prompt:
+    def make(self, request: GenerationRequest) -> Prompt:
         """Check and render a request. `max_tokens` 0 asks for the default; an answer never outgrows the context.
 
         Raises:
             ServiceError: bad_request, naming the field or the numbers that do not fit.
         """
         try:
-            options = _read_options(chat.options_json)
-            messages = [_joined(m, f"messages[{i}]") for i, m in enumerate(_read_messages(chat.messages_json))]
-            messages = _with_instructions(messages, options)
-            segments = self._render(messages, options)
-            self._check_length(sum(len(s.text) for s in segments) // self._tokenizer.longest, "at least ")
-            ids = self._tokenizer.encode((s.text, s.trusted) for s in segments)
-            schemas = _schemas(messages)
-            return Prompt(self._generate(chat, tuple(ids)), _leaves_reasoning_open(segments), schemas)
+            if isinstance(request.prompt, RawPrompt):
+                return Prompt(request, self._generate(request.sampling, self._raw_ids(request.prompt)))
+            return self._chat_prompt(request, request.prompt)
         except ChatError as error:
             raise ServiceError(ErrorCode.BAD_REQUEST, str(error)) from None
         except RecursionError:
             raise ServiceError(ErrorCode.BAD_REQUEST, "the request is nested too deeply") from None
 
-    def _render(self, messages: Sequence[Any], options: _Options) -> list[Segment]:
-        mode = ThinkingMode.THINKING if options.thinking else ThinkingMode.CHAT
-        chat_options = ChatOptions(mode, drop_thinking=options.drop_thinking, effort=options.reasoning_effort)
-        segments = encode_chat(messages, self._format, chat_options)
-        for segment in segments:
-            if not _is_unicode(segment.text):
-                raise ChatError("messages contain half a surrogate pair, which is no character")
-        return segments
+    def _chat_prompt(self, request: GenerationRequest, chat: Conversation) -> Prompt:
+        messages = [_joined(m, f"messages[{i}]") for i, m in enumerate(chat.messages)]
+        if not messages:
+            raise ChatError("messages must have at least one message")
+        messages = _with_instructions(messages, chat)
+        segments = self._render(messages, chat)
+        thinking = _leaves_reasoning_open(segments)
+        opening = [] if chat.forced_call is None else _call_opening(chat.forced_call, chat.tools)
+        if opening and thinking:
+            thinking = False
+            segments.append(Segment(END_THINK, trusted=True))
+        ids = self._encode([*segments, *opening])
+        generate = self._generate(request.sampling, ids)
+        return Prompt(request, generate, thinking, "".join(s.text for s in opening), _schemas(messages))
+
+    def _render(self, messages: Sequence[Any], chat: Conversation) -> list[Segment]:
+        mode = ThinkingMode.THINKING if chat.thinking else ThinkingMode.CHAT
+        effort = effort_level(chat.effort, self._format.efforts)
+        options = ChatOptions(mode, drop_thinking=chat.drop_thinking, effort=effort)
+        return encode_chat(messages, self._format, options)
+
+    def _raw_ids(self, prompt: RawPrompt) -> tuple[int, ...]:
+        if not isinstance(prompt.content, str):
+            return prompt.content
+        bos = "" if prompt.content.startswith(BOS) else BOS
+        return self._encode([Segment(bos + prompt.content, trusted=True)])
+
+    def _encode(self, segments: Sequence[Segment]) -> tuple[int, ...]:
+        if not all(_is_unicode(segment.text) for segment in segments):
+            raise ChatError("the request contains half a surrogate pair, which is no character")
+        self._check_length(sum(len(s.text) for s in segments) // self._tokenizer.longest, "at least ")
+        return tuple(self._tokenizer.encode((s.text, s.trusted) for s in segments))
 
     def _check_length(self, num_tokens: int, at_least: str = "") -> None:
         """Called twice, so that a text that cannot fit is not taken apart first."""
@@ -102,19 +118,20 @@ class PromptMaker:
                 f"room for {self._max_context - 1} and one of answer; shorten it or raise model.max_context"
             )
 
-    def _generate(self, chat: Chat, ids: tuple[int, ...]) -> Generate:
+    def _generate(self, sampling: Sampling, ids: tuple[int, ...]) -> Generate:
         self._check_length(len(ids))
-        if chat.max_tokens < 0:
-            raise ChatError(f"max_tokens must be at least 1, not {chat.max_tokens}")
+        if sampling.max_tokens < 0:
+            raise ChatError(f"max_tokens must be at least 1, not {sampling.max_tokens}")
         return Generate(
             prompt_ids=ids,
-            max_tokens=min(chat.max_tokens or self._default_max_tokens, self._max_context - len(ids)),
-            temperature=chat.temperature,
-            top_p=chat.top_p,
-            top_k=chat.top_k,
-            min_p=chat.min_p,
-            seed=chat.seed,
+            max_tokens=min(sampling.max_tokens or self._default_max_tokens, self._max_context - len(ids)),
+            temperature=sampling.temperature,
+            top_p=sampling.top_p,
+            top_k=sampling.top_k,
+            min_p=sampling.min_p,
+            seed=sampling.seed,
             stop_ids=self._stop_ids,
+            top_logprobs=sampling.top_logprobs,
             boundaries=self._boundaries(ids),
         )
 
@@ -130,32 +147,6 @@ class PromptMaker:
         return tuple(sorted({first, *answers} - {0}))
 
 
-def _read_json(text: str, name: str) -> Any:
-    try:
-        return json.loads(text)
-    except ValueError as error:
-        raise ChatError(f"{name} is not JSON: {error}") from None
-
-
-def _read_messages(text: str) -> list[Any]:
-    messages = _read_json(text, "messages")
-    if not isinstance(messages, list) or not messages:
-        raise ChatError("messages must be a list with at least one message")
-    return messages
-
-
-def _read_options(text: str) -> _Options:
-    table = _read_json(text, "options")
-    if not isinstance(table, dict):
-        raise ChatError("options must be an object")
-    for key, value in table.items():
-        if key not in _OPTION_KINDS:
-            raise ChatError(f"options.{key} is unknown (known: {', '.join(_OPTION_KINDS)})")
-        if not isinstance(value, _OPTION_KINDS[key]):
-            raise ChatError(f"options.{key} cannot be {value!r:.80}")
-    return _Options(**table)
-
-
 def _joined(message: Any, where: str) -> Any:
     """A message whose content came as a list of text parts, with that text; results of tools may hold other parts."""
     content = message.get("content") if isinstance(message, dict) else None
@@ -169,19 +160,30 @@ def _joined(message: Any, where: str) -> Any:
     return message | {"content": "\n\n".join(texts)}
 
 
-def _with_instructions(messages: list[Any], options: _Options) -> list[Any]:
-    """Tools and response format of the request go to the system message, which is made if there is none."""
-    extra = {
-        key: value
-        for key, value in (("tools", options.tools), ("response_format", options.response_format))
-        if value is not None
-    }
+def _with_instructions(messages: list[Any], chat: Conversation) -> list[Any]:
+    """Tools and schema of the request go to the system message, which is made if there is none."""
+    extra: dict[str, Any] = {"tools": list(chat.tools)} if chat.tools else {}
+    if chat.json_schema is not None:
+        extra["response_format"] = chat.json_schema
     if not extra:
         return messages
     first = messages[0]
     if isinstance(first, dict) and first.get("role") == "system":
         return [first | extra, *messages[1:]]
     return [{"role": "system", "content": "", **extra}, *messages]
+
+
+def _call_opening(forced_call: str, tools: Sequence[Any]) -> list[Segment]:
+    """The beginning of a call that the model cannot but finish."""
+    names = [function["name"] for function in read_tools(list(tools), "tools")]
+    own = [Segment(f'\n\n<{DSML}tool_calls>\n<{DSML}invoke name="', trusted=True)]
+    if not names:
+        raise ChatError("tool_choice asks for a call, but there are no tools")
+    if forced_call == ANY_FUNCTION:
+        return own
+    if forced_call not in names:
+        raise ChatError(f"tool_choice names {forced_call!r}, which is not one of the tools: {', '.join(names)}")
+    return [*own, Segment(forced_call, trusted=False), Segment('">\n', trusted=True)]
 
 
 def _schemas(messages: Sequence[Any]) -> dict[str, Schema]:

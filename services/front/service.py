@@ -1,7 +1,7 @@
-"""The front's shell: requests from the socket's thread to the event loop, text back, each to exactly one end.
+"""The front's shell: its two ways in, ZeroMQ and HTTP, which share `Answers`, and its statistics.
 
-Owns the queue: as many requests are with the worker as the worker's queue holds, the others wait here in order. Other
-ways in (such as HTTP) belong beside this one and share `Answers`.
+On the ZeroMQ side requests come from the socket's thread to the event loop, and text goes back, each to exactly one
+end.
 """
 
 from __future__ import annotations
@@ -9,17 +9,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import time
-from collections.abc import Callable
 from dataclasses import asdict
 
-from services.front.answer import Answer
-from services.front.counters import FrontCounters
-from services.front.prompt import PromptMaker
-from services.front.tokenizer import Tokenizer
-from services.front.worker_link import WorkerLink
+from services.front.answers import Answers, Generation
+from services.front.chat_message import ChunkWriter, request_of
+from services.front.http.server import HttpServer
 from shared.errors import ErrorCode, ServiceError
-from shared.protocol.messages import Chat, TextChunk
+from shared.protocol.messages import Chat
 from shared.runtime.context import ServiceContext
 from shared.stats import StatsPublisher
 from shared.transport.request import Request
@@ -32,88 +28,20 @@ DRAIN_S = 1.0
 # How soon a cancel or a client's disappearance is noticed.
 CANCEL_LOOK_S = 0.01
 
-Emit = Callable[[TextChunk], None]
-
-
-class Answers:
-    """Turns `Chat` requests into streams of chunks, whoever asks. Lives in one event loop."""
-
-    def __init__(self, context: ServiceContext, tokenizer: Tokenizer, maker: PromptMaker) -> None:
-        self.counters = FrontCounters()
-        self.link = WorkerLink(context)
-        self._tokenizer = tokenizer
-        self._maker = maker
-        self._max_queue, max_running = context.config.front.max_queue, context.config.worker.max_queue
-        self._max_open = self._max_queue + max_running
-        self._turns = asyncio.Semaphore(max_running)
-        self._num_open = 0
-        self._num_running = 0
-
-    @property
-    def gauges(self) -> dict[str, float]:
-        return {
-            "requests_running": self._num_running,
-            "requests_waiting": self._num_open - self._num_running,
-            "worker_connected": float(self.link.is_connected),
-        }
-
-    async def answer(self, chat: Chat, emit: Emit) -> None:
-        """Emit every chunk of an answer, the final one last. If this task is cancelled the answer ends with "abort".
-
-        Raises:
-            ServiceError: the request cannot be served; nothing final was emitted.
-        """
-        if self._num_open >= self._max_open:
-            self.counters.requests_refused += 1
-            text = f"{self._max_queue} requests wait already (front.max_queue); try again later"
-            raise ServiceError(ErrorCode.NO_CAPACITY, text)
-        started = time.monotonic()
-        answer: Answer | None = None
-        self._num_open += 1
-        try:
-            prompt = await asyncio.to_thread(self._maker.make, chat)
-            answer = Answer(prompt, self._tokenizer)
-            async with self._turns:
-                await self._run(answer, started, emit)
-            self._end(answer, emit, answer.end(time.monotonic() - started))
-        except asyncio.CancelledError:
-            if answer is None:
-                self.counters.requests_cancelled += 1
-                emit(TextChunk("", "", "", "abort", 0, 0, 0, 0.0, time.monotonic() - started))
-            else:
-                self._end(answer, emit, answer.end(time.monotonic() - started, "abort"))
-        except ServiceError:
-            self.counters.requests_failed += 1
-            raise
-        finally:
-            self._num_open -= 1
-
-    async def _run(self, answer: Answer, started: float, emit: Emit) -> None:
-        self._num_running += 1
-        try:
-            async with contextlib.aclosing(self.link.generate(answer.request)) as replies:
-                async for tokens in replies:
-                    if (chunk := answer.add(tokens, time.monotonic() - started)) is not None:
-                        emit(chunk)
-                    if answer.is_complete:
-                        return
-        finally:
-            self._num_running -= 1
-
-    def _end(self, answer: Answer, emit: Emit, last: TextChunk) -> None:
-        self.counters.count(answer, last.finish_reason)
-        emit(last)
-
 
 class FrontService:
-    """The ZeroMQ way in."""
+    """Both ways in, from start to stop."""
 
-    def __init__(self, context: ServiceContext, answers: Answers, labels: dict[str, str]) -> None:
+    def __init__(
+        self, context: ServiceContext, answers: Answers, http: HttpServer | None, labels: dict[str, str]
+    ) -> None:
         self._context = context
         self._answers = answers
+        self._http = http
         self._labels = labels
         self._loop = asyncio.get_running_loop()
-        self._open: dict[asyncio.Task[None], Request] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._running: dict[Request, Generation] = {}
         self._is_busy = asyncio.Event()
         self._server = Server(context.config.endpoint("front"), context.identity, self._handle)
         self._stats = StatsPublisher(context.config.endpoint("front.stats"), context.identity, self._collect)
@@ -124,22 +52,33 @@ class FrontService:
         self._context.on_stop(lambda: self._wake(stop))
         self._server.start()
         self._stats.start()
-        jobs = {
+        jobs: set[asyncio.Task[object]] = {
             asyncio.create_task(self._answers.link.keep(), name="worker link"),
             asyncio.create_task(self._watch_cancels(), name="cancels"),
             asyncio.create_task(stop.wait(), name="stop"),
         }
+        if self._http is not None:
+            jobs.add(asyncio.create_task(self._http.serve(), name="http"))
         try:
             done, _ = await asyncio.wait(jobs, return_when=asyncio.FIRST_COMPLETED)
-            await asyncio.to_thread(self._server.stop, DRAIN_S)
+            await self._drain(jobs - done)
         finally:
             await asyncio.to_thread(self._server.stop)
-            for task in (*self._open, *jobs):
+            for task in (*self._tasks, *jobs):
                 task.cancel()
-            await asyncio.gather(*self._open, *jobs, return_exceptions=True)
+            await asyncio.gather(*self._tasks, *jobs, return_exceptions=True)
             self._stats.stop()
         for job in done:
             job.result()
+
+    async def _drain(self, jobs: set[asyncio.Task[object]]) -> None:
+        """Both ways in let what runs end by itself for a moment, at the same time."""
+        if self._http is not None:
+            self._http.stop()
+        await asyncio.gather(asyncio.to_thread(self._server.stop, DRAIN_S), self._answers.drain(DRAIN_S))
+        for job in jobs:
+            if job.get_name() == "http":
+                await asyncio.wait([job])
 
     def _wake(self, stop: asyncio.Event) -> None:
         """Called in another thread, perhaps after the loop's end."""
@@ -158,35 +97,37 @@ class FrontService:
 
     def _accept(self, request: Request, chat: Chat) -> None:
         task = self._loop.create_task(self._answer(request, chat))
-        self._open[task] = request
-        self._is_busy.set()
-        task.add_done_callback(self._open.pop)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     async def _answer(self, request: Request, chat: Chat) -> None:
-        def emit(chunk: TextChunk) -> None:
-            if chunk.finish_reason:
-                request.reply(chunk)
-            else:
-                request.stream(chunk)
-
+        writer = ChunkWriter()
         try:
-            await self._answers.answer(chat, emit)
+            async with self._answers.start(request_of(chat)) as generation:
+                self._running[request] = generation
+                self._is_busy.set()
+                async for event in generation:
+                    if (chunk := writer.chunk(event, generation.usage)) is None:
+                        continue
+                    if chunk.finish_reason:
+                        request.reply(chunk)
+                    else:
+                        request.stream(chunk)
         except ServiceError as error:
             request.fail(error.code, error.detail)
         except Exception as error:
             log.exception("request failed")
             request.close(ErrorCode.INTERNAL, f"{type(error).__name__}: {error}")
+        finally:
+            self._running.pop(request, None)
 
     async def _watch_cancels(self) -> None:
-        """Cancels the tasks of requests that nobody wants any more, each once."""
-        cancelled: set[asyncio.Task[None]] = set()
+        """Cancels what nobody wants any more."""
         while True:
-            if not self._open:
+            if not self._running:
                 self._is_busy.clear()
                 await self._is_busy.wait()
             await asyncio.sleep(CANCEL_LOOK_S)
-            cancelled &= self._open.keys()
-            for task, request in self._open.items():
-                if request.cancelled.is_set() and task not in cancelled:
-                    cancelled.add(task)
-                    task.cancel()
+            for request, generation in self._running.items():
+                if request.cancelled.is_set():
+                    generation.cancel()

@@ -38,6 +38,10 @@ class WorkerLink:
     def is_connected(self) -> bool:
         return self._client.is_connected
 
+    def absent(self) -> ServiceError:
+        """What is wrong while there is no connection."""
+        return ServiceError(ErrorCode.STARTING, "the worker is not there yet; `icebox status` says what it does")
+
     async def keep(self) -> None:
         """Connect, watch, connect again: until cancelled. The service is ready while there is a worker.
 
@@ -102,7 +106,7 @@ class WorkerLink:
 
     async def _stream(self, request: Generate) -> AsyncGenerator[object, None]:
         if not self.is_connected:
-            raise ServiceError(ErrorCode.STARTING, "the worker is not there yet; `icebox status` says what it does")
+            raise self.absent()
         try:
             async with contextlib.aclosing(self._client.stream(request)) as replies:
                 async for reply in replies:

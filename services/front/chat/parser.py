@@ -73,6 +73,20 @@ class CompletionParser:
         """The answer is complete; what the model writes after this is ignored."""
         return self._state is _State.DONE
 
+    @property
+    def in_text(self) -> bool:
+        """What comes next is text, unless it turns out to be a mark."""
+        return self._expected is _State.TEXT
+
+    @property
+    def in_reasoning(self) -> bool:
+        """What comes next is reasoning, unless it turns out to be a mark."""
+        return self._expected is _State.REASONING
+
+    @property
+    def _expected(self) -> _State:
+        return self._opening_state if self._state is _State.START else self._state
+
     def feed(self, piece: str) -> Delta:
         self._tail += piece
         while self._advance():

@@ -14,6 +14,7 @@ from helpers.fake_worker import doomed_worker, fake_worker, make_checkpoint, say
 from helpers.services import Stack, running, write_config
 
 from services.front.chat.format import ChatFormat
+from services.front.chat_message import request_of
 from services.front.prompt import PromptMaker
 from services.front.tokenizer import Tokenizer
 from shared.config import load_config
@@ -130,7 +131,19 @@ class Gate:
             yield self.token
 
 
+def paced(script):
+    """The same tokens, so slowly that each can be sent before the next comes."""
+
+    def tokens(generate):
+        for token in script(generate):
+            time.sleep(0.005)
+            yield token
+
+    return tokens
+
+
 def test_streams_an_answer(client, worker, tokenizer):
+    worker.script = paced(saying(ANSWER, tokenizer))
     chunks = ask(client, chat())
     assert text_of(chunks) == ANSWER
     assert len(chunks) > 5
@@ -165,7 +178,7 @@ def test_length_ends_an_answer(client):
 @pytest.mark.parametrize(("asked", "expected"), [(0, 1024), (10**6, None), (5, 5)])
 def test_max_tokens_is_the_default_or_what_fits(config, tokenizer, asked, expected):
     maker = PromptMaker(tokenizer, ChatFormat(), 2048, config.front.default_max_tokens)
-    prompt = maker.make(chat(max_tokens=asked))
+    prompt = maker.make(request_of(chat(max_tokens=asked)))
     room = 2048 - len(prompt.generate.prompt_ids)
     assert prompt.generate.max_tokens == (room if expected is None else expected)
 
