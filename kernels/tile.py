@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import tilelang
+import torch
 import tvm
 
 # TMA and warp specialisation are Hopper's; GB10 (sm_121) has neither in a usable form, and one form serves both.
@@ -55,3 +56,8 @@ def tile_kernel(*examples: Mapping[str, Any]) -> Callable[[Callable[..., Any]], 
         return TileKernel(build, examples)
 
     return decorate
+
+
+def type_name(x: torch.Tensor) -> str:
+    """The element type of a tensor, as TileLang calls it."""
+    return str(x.dtype).removeprefix("torch.")

@@ -9,7 +9,7 @@ from kernels.reference.fp8 import act_quant, act_round, fp8_simulate
 from kernels.reference.gemm import fp4_gemm, fp4_linear, fp4_linears, fp8_gemm
 from kernels.reference.hyper_connection import hc_head_weights, hc_mixes, hc_post, hc_pre, hc_split_sinkhorn
 from kernels.reference.indexer import index_scores, index_topk
-from kernels.reference.linear import fp8_linear, prepare_fp8
+from kernels.reference.linear import float_linear, fp8_linear, prepare_fp8
 from kernels.reference.norm import head_norm, rms_norm
 from kernels.reference.rotary import rope, rope_frequencies, rope_table, yarn_frequencies
 from kernels.reference.router import route_by_hash, route_by_score, router_scores, topk_weights
@@ -21,6 +21,7 @@ __all__ = [
     "compress_overlapping",
     "dequant_fp4",
     "dequant_fp8",
+    "float_linear",
     "fp4_gemm",
     "fp4_linear",
     "fp4_linears",

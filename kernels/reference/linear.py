@@ -1,4 +1,4 @@
-"""Products with dense FP8 weights, which a device prepares once, at load, in the form that suits it.
+"""Products with dense weights. Those in FP8 a device prepares once, at load, in the form that suits it.
 
 Here that is float32: exact, and faster on a CPU than decoding at every use. A GPU's twin keeps the stored bytes.
 """
@@ -22,3 +22,8 @@ def prepare_fp8(*weights: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
 def fp8_linear(x: torch.Tensor, weight: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """x: [..., k] as `act_round` leaves it; weight: from `prepare_fp8`. Returns x @ weight^T, [..., n] in `dtype`."""
     return F.linear(x, weight).type(dtype)
+
+
+def float_linear(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """A product that is not quantised: x [..., k], weight [n, k], bfloat16 or float32; returns float32 [..., n]."""
+    return F.linear(x.float(), weight.float())

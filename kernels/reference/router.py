@@ -5,15 +5,20 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
+from kernels.reference.linear import float_linear
+
 
 def router_scores(x: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
-    """sqrt(softplus(x @ gate^T)) in float32. x: [m, d], gate: [experts, d] float32; returns [m, experts]."""
-    return F.softplus(F.linear(x.float(), gate)).sqrt()
+    """sqrt(softplus(x @ gate^T)) in float32, [m, experts]. x: [m, d], gate: [experts, d], as for `float_linear`."""
+    return F.softplus(float_linear(x, gate)).sqrt()
 
 
 def route_by_score(scores: torch.Tensor, bias: torch.Tensor, topk: int) -> torch.Tensor:
-    """topk_ids [m, topk]: the best of scores + bias; the bias balances load and takes no part in the weights."""
-    return (scores + bias).topk(topk, dim=-1).indices
+    """topk_ids [m, topk]: the best of scores + bias, best first, of equals the lowest id.
+
+    The bias balances load and takes no part in the weights.
+    """
+    return (scores + bias).sort(dim=-1, descending=True, stable=True).indices[:, :topk]
 
 
 def route_by_hash(token_ids: torch.Tensor, tid2eid: torch.Tensor) -> torch.Tensor:

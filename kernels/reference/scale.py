@@ -19,12 +19,17 @@ def ceil_power_of_two(x: torch.Tensor, divisor: float = 1.0) -> torch.Tensor:
     return (x.view(torch.int32) + _carry(divisor)).bitwise_and_(_EXPONENT).view(torch.float32)
 
 
-@functools.cache
-def _carry(divisor: float) -> torch.Tensor:
-    """int32 []: raises the exponent where the mantissa is above the divisor's, and lowers it by the divisor's."""
+def carry(divisor: float) -> int:
+    """What to add to a float32's bits so that its exponent becomes that of `ceil_power_of_two`: raised where the
+    mantissa is above the divisor's, lowered by the divisor's exponent."""
     (bits,) = struct.unpack("<i", struct.pack("<f", divisor))
     mantissa, exponent = bits & _MANTISSA, (bits >> 23) - 127
-    return torch.tensor(_MANTISSA - mantissa - (exponent << 23), dtype=torch.int32)
+    return _MANTISSA - mantissa - (exponent << 23)
+
+
+@functools.cache
+def _carry(divisor: float) -> torch.Tensor:
+    return torch.tensor(carry(divisor), dtype=torch.int32)
 
 
 def floor_power_of_two(x: torch.Tensor) -> torch.Tensor:
