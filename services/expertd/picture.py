@@ -33,5 +33,6 @@ class Picture:
         self._seen += new
         self._heat *= 0.5 ** (float(new.sum()) / (HALF_LIFE * new.size))
         self._heat += new
-        levels = np.minimum(LEVELS * np.log2(1.0 + self._heat), HOTTEST).astype(np.uint8)
-        return (levels | np.where(slot_table != NO_SLOT, RESIDENT, 0).astype(np.uint8)).tobytes()
+        cells: npt.NDArray[np.uint8] = np.minimum(LEVELS * np.log2(1.0 + self._heat), HOTTEST).astype(np.uint8)
+        cells[slot_table != NO_SLOT] |= RESIDENT
+        return cells.tobytes()

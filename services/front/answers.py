@@ -143,6 +143,10 @@ class Answers:
             "worker_connected": float(self.link.is_connected),
         }
 
+    @property
+    def is_stopping(self) -> bool:
+        return self._is_stopping
+
     def start(self, request: GenerationRequest) -> Generation:
         """Accept a request and begin to work on it.
 

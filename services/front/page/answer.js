@@ -1,0 +1,103 @@
+// One answer on the page while it comes: reasoning folded, text, tool calls, and what it cost.
+
+import { MarkdownView, element } from "./markdown.js";
+import { percent } from "./format.js";
+import { callText } from "./tools.js";
+
+const DRAW_MS = 40;
+
+export class AnswerView {
+  constructor(parent) {
+    this.text = "";
+    this.reasoning = "";
+    this.calls = [];
+    this.began = performance.now();
+    this.timer = 0;
+    this.note = element("p", "waiting");
+    this.note.className = "waiting";
+    this.summary = element("summary");
+    this.thoughts = element("div");
+    this.folded = element("details", this.summary, this.thoughts);
+    this.folded.className = "reasoning";
+    this.folded.hidden = true;
+    this.body = element("div");
+    this.body.className = "text";
+    this.callBox = element("div");
+    this.footer = element("footer");
+    this.node = element("article", this.note, this.folded, this.body, this.callBox, this.footer);
+    this.node.className = "assistant";
+    this.markdown = new MarkdownView(this.body);
+    parent.append(this.node);
+  }
+
+  /** A place in the queue, as the server tells it. */
+  queued(place) {
+    this.note.textContent = place > 0 ? `waiting for ${place} other ${place === 1 ? "request" : "requests"}` : "waiting";
+  }
+
+  add(delta) {
+    if (delta.reasoning_content) this.reasoning += delta.reasoning_content;
+    if (delta.content) {
+      if (this.reasoning && !this.text) this.thoughtFor = (performance.now() - this.began) / 1000;
+      this.text += delta.content;
+      this.markdown.append(delta.content);
+    }
+    for (const call of delta.tool_calls ?? []) this.addCall(call);
+    this.timer ||= setTimeout(() => this.draw(), DRAW_MS);
+  }
+
+  addCall({ index, id, function: part }) {
+    this.calls[index] ??= { id, type: "function", function: { name: part.name, arguments: "" } };
+    this.calls[index].function.arguments += part.arguments ?? "";
+  }
+
+  draw() {
+    clearTimeout(this.timer);
+    this.timer = 0;
+    this.note.hidden = Boolean(this.text || this.reasoning || this.calls.length);
+    this.folded.hidden = !this.reasoning;
+    this.summary.textContent = this.thoughtFor === undefined ? "Thinking" : `Thought for ${this.thoughtFor.toFixed(1)} s`;
+    this.thoughts.textContent = this.reasoning;
+    this.markdown.render();
+    this.callBox.replaceChildren(...this.calls.map((call) => {
+      const box = element("div", element("code", callText(call)));
+      box.className = "call";
+      return box;
+    }));
+  }
+
+  /** The answer is over. `notes` are short texts on what it cost and how it ended. */
+  end(notes) {
+    this.thoughtFor ??= (performance.now() - this.began) / 1000;
+    this.draw();
+    this.note.hidden = true;
+    this.footer.append(element("span", notes.join(" · ")));
+  }
+
+  /** Whether there is anything to keep. */
+  get isEmpty() {
+    return !this.text && !this.reasoning && !this.calls.length;
+  }
+
+  get message() {
+    const message = { role: "assistant", content: this.text };
+    if (this.reasoning) message.reasoning_content = this.reasoning;
+    if (this.calls.length) message.tool_calls = this.calls;
+    return message;
+  }
+}
+
+/** What an answer cost. `usage` as the API counts it, seconds since the question, share of hits or null. */
+export function costs(usage, firstS, totalS, hits) {
+  const notes = [];
+  if (usage) {
+    const tokens = usage.completion_tokens;
+    notes.push(`${tokens} ${tokens === 1 ? "token" : "tokens"}`);
+    if (tokens > 1 && totalS > firstS) notes.push(`${((tokens - 1) / (totalS - firstS)).toFixed(1)} tokens/s`);
+    const cached = usage.prompt_tokens_details?.cached_tokens;
+    if (cached) notes.push(`${cached} of ${usage.prompt_tokens} prompt tokens remembered`);
+  }
+  if (firstS !== null) notes.push(`first after ${firstS.toFixed(2)} s`);
+  if (hits !== null) notes.push(`${percent(hits)} cache hits`);
+  return notes;
+}

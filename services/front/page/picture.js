@@ -1,0 +1,193 @@
+// The cache as a picture: a row for each layer, a cell for each expert. A cell's colour is its expert's heat; it flashes
+// when the expert is read or evicted. A byte of the server's picture is 128 if the expert is resident, plus its heat
+// from 0 to 127.
+
+import { Palette } from "./palette.js";
+
+const RESIDENT = 128;
+const HOTTEST = 127;
+const FLASH_MS = 900;
+const GUTTER = 26; // left of the cells, for the layers' numbers
+const READ = 1;
+const EVICTED = 2;
+
+export class Picture {
+  /** `readout` says what is under the pointer or the cursor. */
+  constructor(canvas, readout) {
+    this.canvas = canvas;
+    this.readout = readout;
+    this.context = canvas.getContext("2d", { alpha: false });
+    this.cells = new Uint8Array(0);
+    this.flashes = new Map(); // cell -> { kind, since }
+    this.layers = this.experts = 0;
+    this.cursor = -1;
+    this.frame = 0;
+    this.frames = 0; // how often it was drawn
+    this.calm = matchMedia("(prefers-reduced-motion: reduce)");
+    new ResizeObserver(() => this.lay()).observe(canvas.parentElement);
+    canvas.addEventListener("pointermove", (event) => this.point(this.cellAt(event.offsetX, event.offsetY)));
+    canvas.addEventListener("pointerleave", () => this.point(-1));
+    canvas.addEventListener("blur", () => this.point(-1));
+    canvas.addEventListener("keydown", (event) => this.move(event));
+  }
+
+  /** Take in a picture: `cells` has `layers * experts` bytes. What changed since the last one flashes. */
+  show(layers, experts, cells) {
+    const isNew = layers !== this.layers || experts !== this.experts;
+    const before = this.cells;
+    [this.layers, this.experts, this.cells] = [layers, experts, cells];
+    if (isNew) {
+      this.flashes.clear();
+      this.cursor = -1;
+      this.lay();
+    } else {
+      this.compare(before);
+    }
+    const resident = cells.reduce((sum, cell) => sum + (cell >= RESIDENT), 0);
+    this.canvas.setAttribute("aria-label", `${resident} of ${cells.length} experts in memory, ${layers} layers`);
+    if (this.cursor >= 0) this.tell();
+  }
+
+  compare(before) {
+    const now = performance.now();
+    const changed = [];
+    this.cells.forEach((cell, i) => {
+      if (cell === before[i]) return;
+      changed.push(i);
+      if ((cell ^ before[i]) & RESIDENT) this.flashes.set(i, { kind: cell & RESIDENT ? READ : EVICTED, since: now });
+    });
+    this.paint(changed, now);
+    if (this.calm.matches) this.flashes.clear();
+    this.animate();
+  }
+
+  /** Colours changed. */
+  restyle() {
+    this.palette = null;
+    this.lay();
+  }
+
+  /** Choose the size of the cells, in device pixels, and draw them all. */
+  lay() {
+    if (!this.experts || !this.canvas.clientWidth) return;
+    const style = getComputedStyle(this.canvas);
+    this.palette ??= makePalette(style);
+    const scale = devicePixelRatio;
+    const width = Math.floor(this.canvas.clientWidth * scale);
+    const tallest = (parseFloat(style.getPropertyValue("--tallest")) / 100) * innerHeight;
+    const pitch = (this.canvas.clientWidth - GUTTER) / this.experts;
+    const row = Math.max(2, Math.floor(Math.min(Math.max(pitch, 8), 22, tallest / this.layers) * scale));
+    this.gutter = Math.floor(GUTTER * scale);
+    this.edges = Array.from({ length: this.experts + 1 }, (_, i) =>
+      this.gutter + Math.round((i * (width - this.gutter)) / this.experts),
+    );
+    this.row = row;
+    this.gapX = pitch * scale >= 4 ? Math.max(1, Math.floor(scale)) : 0;
+    this.gapY = row >= 4 ? Math.max(1, Math.floor(scale)) : 0;
+    this.canvas.width = width;
+    this.canvas.height = row * this.layers;
+    this.canvas.style.height = `${(row * this.layers) / scale}px`;
+    this.context.fillStyle = this.palette.ground;
+    this.context.fillRect(0, 0, width, this.canvas.height);
+    this.label(scale);
+    this.paint(this.cells.keys(), performance.now());
+  }
+
+  label(scale) {
+    const size = Math.min(11 * scale, this.row * 1.4);
+    const every = Math.ceil((size * 1.15) / this.row);
+    this.context.fillStyle = this.palette.label;
+    this.context.font = `${size}px system-ui, sans-serif`;
+    this.context.textAlign = "right";
+    this.context.textBaseline = "middle";
+    for (let layer = 0; layer < this.layers; layer += every) {
+      this.context.fillText(layer, this.gutter - 5 * scale, (layer + 0.5) * this.row);
+    }
+  }
+
+  paint(cells, now) {
+    this.frames++;
+    for (const i of cells) {
+      const x = this.edges[i % this.experts];
+      const y = Math.floor(i / this.experts) * this.row;
+      const width = this.edges[(i % this.experts) + 1] - x - this.gapX;
+      const height = this.row - this.gapY;
+      this.context.fillStyle = this.palette.cells[this.cells[i]];
+      this.context.fillRect(x, y, width, height);
+      const flash = this.flashes.get(i);
+      if (flash) {
+        this.context.globalAlpha = Math.max(0, 1 - (now - flash.since) / FLASH_MS);
+        this.context.fillStyle = flash.kind === READ ? this.palette.read : this.palette.evicted;
+        this.context.fillRect(x, y, width, height);
+        this.context.globalAlpha = 1;
+      }
+      if (i === this.cursor) {
+        this.context.strokeStyle = this.palette.label;
+        this.context.lineWidth = 2;
+        this.context.strokeRect(x + 1, y + 1, Math.max(1, width - 2), Math.max(1, height - 2));
+      }
+    }
+  }
+
+  /** Redraw what flashes until nothing does. */
+  animate() {
+    if (this.frame || !this.flashes.size) return;
+    this.frame = requestAnimationFrame((now) => {
+      this.frame = 0;
+      this.paint(this.flashes.keys(), now);
+      for (const [i, { since }] of this.flashes) if (now - since > FLASH_MS) this.flashes.delete(i);
+      this.animate();
+    });
+  }
+
+  // --- reading a cell ---
+
+  cellAt(x, y) {
+    const across = this.edges ? this.edges.findLastIndex((edge) => edge <= x * devicePixelRatio) : -1;
+    const layer = Math.floor((y * devicePixelRatio) / this.row);
+    const isInside = across >= 0 && across < this.experts && layer >= 0 && layer < this.layers;
+    return isInside ? layer * this.experts + across : -1;
+  }
+
+  move(event) {
+    const step = { ArrowLeft: -1, ArrowRight: 1, ArrowUp: -this.experts, ArrowDown: this.experts }[event.key];
+    if (!step || !this.cells.length) return;
+    event.preventDefault();
+    const next = this.cursor < 0 ? 0 : this.cursor + step;
+    if (next >= 0 && next < this.cells.length) this.point(next);
+  }
+
+  point(cell) {
+    const before = this.cursor;
+    if (cell === before) return;
+    this.cursor = cell;
+    this.paint([before, cell].filter((i) => i >= 0), performance.now());
+    this.tell();
+  }
+
+  tell() {
+    if (this.cursor < 0) {
+      this.readout.textContent = "Each row is a layer, each cell an expert.";
+      return;
+    }
+    const cell = this.cells[this.cursor];
+    const where = cell >= RESIDENT ? "in memory" : "on disk";
+    const heat = Math.round(((cell & HOTTEST) / HOTTEST) * 100);
+    const [layer, expert] = [Math.floor(this.cursor / this.experts), this.cursor % this.experts];
+    this.readout.textContent = `Layer ${layer}, expert ${expert}: ${where}, heat ${heat} of 100`;
+  }
+}
+
+/** The colour of each of the 256 bytes, and of what else is drawn. An expert on disk shows a little of its heat. */
+function makePalette(style) {
+  const colours = new Palette(style);
+  const heat = (level) => colours.blend(["--cold", "--warm", "--hot"], level / HOTTEST);
+  const absent = (level) => colours.mix("--absent", heat(level), 0.22 * Math.min(1, level / 40));
+  return {
+    cells: Array.from({ length: 256 }, (_, byte) => (byte >= RESIDENT ? heat(byte - RESIDENT) : absent(byte))),
+    ground: colours.get("--panel"),
+    label: colours.get("--faint"),
+    read: colours.get("--read"),
+    evicted: colours.get("--evicted"),
+  };
+}
