@@ -14,8 +14,8 @@ from typing import Protocol
 
 import torch
 
+from services.worker.device_memory import pool_tensor
 from services.worker.look_ahead import LookAhead, LookAheadCounters
-from services.worker.pool_memory import pool_tensor
 from shared.config import PrefetchConfig
 from shared.errors import CapacityError, ErrorCode, PeerLost, ServiceError
 from shared.memory.control_block import Addresses, ControlBlock
@@ -100,13 +100,16 @@ class SharedExperts:
         self._look_ahead = LookAhead(counters)
         self._counters = counters
         with ExitStack() as mapped:
-            self.control = ControlBlock.open(opened.control_handle)
-            mapped.callback(self.control.close)
+            try:
+                self.control = ControlBlock.open(opened.control_handle)
+                mapped.callback(self.control.close)
+                slab = open_slab(opened.slab_handle, device)
+                mapped.callback(slab.close)
+            except CapacityError as error:
+                raise PeerLost(str(error)) from error
             # A worker before us may have died inside a step.
             self.control.busy = self.control.abort = False
             self.control.ticket_head = 0
-            slab = open_slab(opened.slab_handle, device)
-            mapped.callback(slab.close)
             self.control_addresses = _register(self.control, slab, mapped)
             self.pool = pool_tensor(slab, opened.num_slots, opened.slot_bytes, device)
             self._mapped = mapped.pop_all()
@@ -129,14 +132,12 @@ class SharedExperts:
             ServiceError: expertd refuses (another worker holds the pool, other checkpoint, still starting).
             PeerLost: it went away before its memory was mapped.
             ConfigError: the pool is not where `device` computes.
+            CapacityError: the GPU cannot be given the control block.
         """
         reply = client.call(OpenPool(fingerprint, device), timeout_s=FETCH_TIMEOUT_S)
         if not isinstance(reply, PoolOpened):
             raise ServiceError(ErrorCode.INTERNAL, f"expertd answered OpenPool with {type(reply).__name__}")
-        try:
-            return cls(client, reply, device, record_bytes, prefetch, counters)
-        except CapacityError as error:
-            raise PeerLost(str(error)) from error
+        return cls(client, reply, device, record_bytes, prefetch, counters)
 
     @property
     def wave_experts(self) -> int:

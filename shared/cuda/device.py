@@ -30,7 +30,7 @@ class Device:
     def __init__(self, ordinal: int) -> None:
         count = call("cuDeviceGetCount")
         if ordinal >= count:
-            raise ConfigError(f'worker.device = "cuda:{ordinal}", but there are {count} GPUs, counted from 0')
+            raise ConfigError(f'worker.device = "cuda:{ordinal}", but CUDA shows {count} GPUs, counted from 0')
         self.ordinal = ordinal
         self._device = call("cuDeviceGet", ordinal)
         self._context = call("cuDevicePrimaryCtxRetain", self._device)

@@ -27,6 +27,6 @@ class CopyStream:
         call("cuEventSynchronize", self._copied)
 
     def close(self) -> None:
-        self._device.use()
+        self._device.settle()
         release("cuEventDestroy", self._copied)
         release("cuStreamDestroy", self._stream)

@@ -3,21 +3,19 @@
 import json
 import shutil
 import signal
-from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 import pytest
 from helpers.checkpoints import tiny_checkpoint
-from helpers.services import ROOT, Stack, running, shared_memory_names, write_config
+from helpers.expertd import TINY, Worker, expertd
+from helpers.services import Stack, shared_memory_names, write_config
 
 from shared.checkpoint.config import ModelConfig
 from shared.checkpoint.index import TensorIndex
 from shared.checkpoint.pack import pack
 from shared.checkpoint.records import ExpertRecords
 from shared.errors import ErrorCode, ExitCode, ServiceError
-from shared.memory.control_block import ControlBlock
-from shared.memory.host import HostSlab
 from shared.protocol.messages import (
     ClosePool,
     ExpertsFetched,
@@ -25,64 +23,14 @@ from shared.protocol.messages import (
     Generate,
     OpenPool,
     PoolClosed,
-    PoolOpened,
     PrefetchHint,
     StatsSnapshot,
 )
-from shared.runtime.boot import make_identity
 from shared.stats import StatsSubscriber
-from shared.transport.client import BlockingClient
 
-TINY = ROOT / "tests" / "golden" / "tiny-a"
 SLOT_BYTES = 28672
 
 pytestmark = pytest.mark.system
-
-
-class Worker:
-    """A test's own worker: it maps the pool and looks, like the real one."""
-
-    def __init__(self, stack: Stack, checkpoint: Path = TINY) -> None:
-        self.client = BlockingClient(stack.config.endpoint("expertd"), make_identity("test"))
-        stack.closing.callback(self.client.close)
-        self.client.connect(5.0)
-        self.index = TensorIndex.open(checkpoint)
-        self.records = ExpertRecords(self.index, ModelConfig.from_dir(checkpoint))
-        self.pool: PoolOpened | None = None
-
-    def open(self) -> None:
-        reply = self.client.call(OpenPool(self.index.fingerprint, "cpu"), 5.0)
-        assert isinstance(reply, PoolOpened)
-        self.pool = reply
-        self.control = ControlBlock.open(reply.control_handle)
-        self.slots = HostSlab.open(reply.slab_handle).view().reshape(reply.num_slots, reply.slot_bytes)
-
-    def can_open(self) -> bool:
-        try:
-            self.open()
-        except ServiceError as error:
-            if error.code is not ErrorCode.NO_CAPACITY:
-                raise
-            return False
-        return True
-
-    def fetch(self, layer: int, *expert_ids: int, clock: int = 0) -> object:
-        return self.client.call(FetchExperts(layer, expert_ids, clock), 5.0)
-
-    def check(self, layer: int, expert: int) -> None:
-        """The slot that the table names holds this expert's bytes, read from the files once more."""
-        slot = int(self.control.slot_table[layer, expert])
-        assert slot >= 0
-        expected = bytearray(self.records.layout.record_bytes)
-        self.records.read_record(layer, expert, memoryview(expected))
-        assert self.slots[slot, : len(expected)].tobytes() == bytes(expected)
-
-
-@contextmanager
-def expertd(tmp_path: Path, checkpoint: Path = TINY, **sections):
-    config = write_config(tmp_path / "icebox.toml", checkpoint, **sections)
-    with running(config, "expertd") as stack:
-        yield stack
 
 
 def snapshot_of(stack: Stack) -> StatsSnapshot:
@@ -238,6 +186,7 @@ def test_killed_and_started_again_at_once(tmp_path):
     ("sections", "damage", "message"),
     [
         ({"cache": {"bytes": 7 * SLOT_BYTES}}, None, f"at least {8 * SLOT_BYTES:,}"),
+        ({"worker": {"device": "cuda:99"}}, None, 'worker.device is "cuda:99", but there is no such NVIDIA GPU'),
         ({}, "model-00001-of-00002.safetensors", "model-00001-of-00002.safetensors"),
         ({}, "config.json", "config.json"),
     ],

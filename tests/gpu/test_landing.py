@@ -1,0 +1,183 @@
+"""Records into GPU slots: the right bytes, copies under reads, and what happens when a copy fails."""
+
+from __future__ import annotations
+
+import queue
+import subprocess
+import sys
+import threading
+import time
+from contextlib import ExitStack
+from pathlib import Path
+
+import numpy as np
+import pytest
+from helpers.gpu import ROOT, read_gpu
+
+from services.expertd.landing import Landing, make_landing
+from services.expertd.landing_cuda import CudaLanding
+from services.expertd.reader import RecordReader, Staging
+from services.expertd.service import COPYING
+from shared.checkpoint.records import Extent, Piece, ReadPlan
+from shared.cuda.device import Device
+from shared.errors import DeviceError
+from shared.memory.cuda_slab import CudaSlab
+from shared.memory.slab import create_slab
+
+SLOT_BYTES = 13_369_344  # one expert of the published model
+RECORDS = 40
+DEPTH = 4
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("records") / "records"
+    with path.open("wb") as out:
+        for number in range(RECORDS):
+            out.write(np.random.default_rng(number).bytes(SLOT_BYTES))
+    return path
+
+
+def plan(file: Path, number: int) -> ReadPlan:
+    return ReadPlan(f"record {number}", (Extent(file, number * SLOT_BYTES, SLOT_BYTES, (Piece(0, 0, SLOT_BYTES),)),))
+
+
+class Spans:
+    """When each thread read and copied."""
+
+    def __init__(self) -> None:
+        self.reads: list[tuple[int, float, float]] = []
+        self.copies: list[tuple[int, float, float]] = []
+
+    def copied_under_reads(self) -> float:
+        """The part of all copying during which another thread was reading."""
+        total = under = 0.0
+        for thread, begin, end in self.copies:
+            clips = sorted(
+                (max(b, begin), min(e, end)) for t, b, e in self.reads if t != thread and b < end and e > begin
+            )
+            seen = begin
+            for b, e in clips:
+                under += max(0.0, e - max(b, seen))
+                seen = max(seen, e)
+            total += end - begin
+        return under / total
+
+
+def read_all(file: Path, slab: CudaSlab, lands: bool, checks: bool) -> tuple[float, Spans]:
+    """Seconds that reader threads need for all records, each thread with a slot of its own."""
+    reader, spans = RecordReader(True, DEPTH), Spans()
+    work: queue.SimpleQueue[int] = queue.SimpleQueue()
+    for number in range(RECORDS):
+        work.put(number)
+    wrong: list[int] = []
+
+    def run(thread: int, landing: Landing) -> None:
+        slab.device.use()
+        staging = Staging()
+        while True:
+            try:
+                number = work.get_nowait()
+            except queue.Empty:
+                return
+            begin = time.perf_counter()
+            reader.read(plan(file, number), landing.memory(thread), staging)
+            middle = time.perf_counter()
+            spans.reads.append((thread, begin, middle))
+            if lands:
+                landing.land(thread)
+                spans.copies.append((thread, middle, time.perf_counter()))
+            if checks:
+                expected = np.random.default_rng(number).bytes(SLOT_BYTES)
+                wrong.extend([number] * (read_gpu(slab.address + thread * SLOT_BYTES, SLOT_BYTES) != expected))
+
+    with ExitStack() as closing:
+        landings = [make_landing(slab, SLOT_BYTES) for _ in range(DEPTH + COPYING)]
+        for landing in landings:
+            closing.callback(landing.close)
+        threads = [threading.Thread(target=run, args=item) for item in enumerate(landings)]
+        started = time.perf_counter()
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        seconds = time.perf_counter() - started
+    reader.close()
+    assert wrong == []
+    return seconds, spans
+
+
+@pytest.fixture
+def slab() -> CudaSlab:
+    slab = create_slab((DEPTH + COPYING) * SLOT_BYTES, "cuda")
+    assert isinstance(slab, CudaSlab)
+    yield slab
+    slab.close()
+
+
+def test_records_are_right_when_many_threads_land_them(file: Path, slab: CudaSlab) -> None:
+    read_all(file, slab, lands=True, checks=True)
+
+
+def test_copies_run_under_reads(file: Path, slab: CudaSlab, capsys: pytest.CaptureFixture[str]) -> None:
+    read_all(file, slab, lands=False, checks=False)
+    rounds = [(read_all(file, slab, False, False), read_all(file, slab, True, False)) for _ in range(2)]
+    alone = min(seconds for (seconds, _), _ in rounds)
+    landed, spans = min((result for _, result in rounds), key=lambda result: result[0])
+    share = spans.copied_under_reads()
+    copy_ms = 1000 * np.median([end - begin for _, begin, end in spans.copies])
+    with capsys.disabled():
+        gigabytes = RECORDS * SLOT_BYTES / 1e9
+        print(
+            f"\n[reads alone {gigabytes / alone:.2f} GB/s, landed {gigabytes / landed:.2f} GB/s, "
+            f"a copy {copy_ms:.2f} ms, {share:.0%} of copying under reads]"
+        )
+    assert share > 0.5
+
+
+def test_a_refused_copy_is_an_error_of_this_record_only(slab: CudaSlab) -> None:
+    elsewhere = CudaSlab(slab.device, slab.address + (1 << 45), slab.nbytes, b"", ExitStack())
+    landing = CudaLanding(elsewhere, 4096)
+    with pytest.raises(DeviceError, match=r"cu\w+: CUDA_ERROR_\w+"):
+        landing.land(0)
+    assert landing.is_alive()
+    landing.close()
+    good = CudaLanding(slab, 4096)
+    good.memory(1)[:] = 7
+    good.land(1)
+    assert read_gpu(slab.address + 4096, 4096) == b"\7" * 4096
+    good.close()
+
+
+# A kernel that fails takes the context with it, for every library of the process.
+FAULT = """
+import sys; sys.path[:0] = ['.', 'tests']
+import torch
+from services.expertd.landing_cuda import CudaLanding
+from shared.errors import DeviceError
+from shared.memory.slab import create_slab
+slab = create_slab(8192, "cuda")
+landing = CudaLanding(slab, 4096)
+landing.land(0)
+assert landing.is_alive()
+try:
+    torch.zeros(1, device="cuda")[torch.tensor([10**6], device="cuda")].sum().item()
+except Exception as error:
+    print(type(error).__name__)
+try:
+    landing.land(1)
+except DeviceError as error:
+    print("refused", error.result)
+print("alive" if landing.is_alive() else "dead")
+landing.close()
+slab.close()
+print("closed", flush=True)
+import os; os._exit(0)  # torch complains of the dead context when it goes
+"""
+
+
+def test_after_a_fault_the_context_is_known_to_be_dead(device: Device) -> None:
+    pytest.importorskip("torch")
+    done = subprocess.run([sys.executable, "-c", FAULT], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert "refused CUDA_ERROR" in done.stdout, done.stdout + done.stderr
+    assert done.stdout.endswith("dead\nclosed\n"), done.stdout + done.stderr
