@@ -17,7 +17,7 @@ SERVICES = ("cli", "expertd", "front", "monitor", "worker")
 THIRD_PARTY = {
     "kernels": {"torch", "tilelang", "tvm"},
     "shared": {"cuda", "msgpack", "numpy", "zmq"},
-    "services.cli": {"prompt_toolkit", "rich", "typer"},
+    "services.cli": {"markdown_it", "prompt_toolkit", "rich", "typer"},
     "services.expertd": {"numpy"},
     "services.front": {"jsonschema_rs", "prometheus_client", "starlette", "tokenizers", "uvicorn", "uvloop"},
     "services.monitor": {"rich"},
@@ -83,7 +83,7 @@ def test_a_module_imports_only_what_its_package_may(path: Path) -> None:
         ("shared.stats", "kernels"),
         ("services.front.service", "services.worker.engine"),
         ("services.front.service", "torch"),
-        ("services.cli.__main__", "services.monitor.view"),
+        ("services.cli.__main__", "services.monitor.render"),
         ("services.cli.__main__", "kernels.reference"),
         ("services.expertd.pool", "kernels"),
         ("kernels.reference.rotary", "shared.errors"),

@@ -12,6 +12,7 @@ from services.front.answers import Answers
 from services.front.chat.format import load_format
 from services.front.http.app import make_app
 from services.front.http.front import Front
+from services.front.http.observer import Observer
 from services.front.http.server import HttpServer
 from services.front.prompt import PromptMaker
 from services.front.service import FrontService
@@ -37,11 +38,12 @@ def serve(context: ServiceContext) -> None:
     async def run() -> None:
         labels = {"checkpoint": config.model.path.name, "chat_format": chat_format.name}
         answers = Answers(context, tokenizer, maker)
-        http = None
-        if config.front.http_port is not None:
-            model = config.front.model_name or config.model.path.name
-            http = HttpServer(config, make_app(Front(config, answers, chat_format, model, int(time.time()))))
-        await FrontService(context, answers, http, labels).run()
+        with Observer(config) as observer:
+            http = None
+            if config.front.http_port is not None:
+                model = config.front.model_name or config.model.path.name
+                http = HttpServer(config, make_app(Front(config, answers, observer, model, int(time.time()))))
+            await FrontService(context, answers, http, labels).run()
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(run())

@@ -14,10 +14,10 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from services.monitor.collector import WINDOW_S, Collector
 from services.monitor.render import render
 from shared.config import load_config
 from shared.errors import ExitCode, IceboxError
+from shared.observation.collector import WINDOW_S, Collector
 
 REFRESH_S = 0.25
 # One look lasts long enough for rates: several snapshots of every service.

@@ -9,7 +9,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from services.monitor.view import CacheView, FrontView, LayerView, ServiceView, View, WorkerView
+from shared.observation.view import CacheView, FrontView, LayerView, ServiceView, View, WorkerView
 from shared.readable import readable_bytes
 
 BAR_CELLS = 12

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from services.front.answers import Answers
-from services.front.chat.format import ChatFormat
+from services.front.http.metrics import HttpMetrics
+from services.front.http.observer import Observer
 from shared.config import Config
 
 
@@ -15,6 +16,7 @@ class Front:
 
     config: Config
     answers: Answers
-    chat_format: ChatFormat
+    observer: Observer
     model: str
     started: int
+    metrics: HttpMetrics = field(default_factory=HttpMetrics)

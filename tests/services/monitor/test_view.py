@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from services.monitor.render import BAR_CELLS, bar, number, percent, render
-from services.monitor.view import ABSENT, Window, make_view
+from shared.observation.view import ABSENT, Window, make_view
 from shared.protocol.messages import Pong, StatsSnapshot
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 from collections import deque
 
-from services.monitor.view import View, Window, make_view
 from shared.config import Config
 from shared.errors import ProtocolError, ServiceError
+from shared.observation.view import View, Window, make_view
 from shared.protocol.messages import Pong, StatsSnapshot
 from shared.stats import StatsSubscriber
 from shared.transport.control import ping
@@ -53,6 +53,11 @@ class Collector:
             if heard:
                 windows[name] = Window(heard[0][1] if len(heard) > 1 else None, heard[-1][1])
         return make_view(self._pongs, windows)
+
+    def latest(self) -> dict[str, StatsSnapshot]:
+        """The last snapshot of each service that was heard in the last `WINDOW_S` seconds."""
+        horizon = time.monotonic() - WINDOW_S
+        return {name: heard[-1][1] for name, heard in self._heard.items() if heard and heard[-1][0] >= horizon}
 
     def close(self) -> None:
         self._subscriber.close()
