@@ -67,9 +67,10 @@ def receive_descriptor(name: str) -> int:
         server.settimeout(TIMEOUT_S)
         try:
             server.connect(f"\0{name}")
-            _, descriptors, _, _ = socket.recv_fds(server, 1, 1, socket.MSG_CMSG_CLOEXEC)
+            _, descriptors, _, _ = socket.recv_fds(server, 1, 1)
         except OSError as error:
             raise CapacityError(f"cannot get shared memory from its owner ({error})") from error
     if not descriptors:
         raise CapacityError("the owner of the shared memory, another user's process, does not give it to us")
+    os.set_inheritable(descriptors[0], False)  # recv_fds of Python 3.11 ignores MSG_CMSG_CLOEXEC
     return descriptors[0]
