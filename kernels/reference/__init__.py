@@ -4,6 +4,7 @@ from kernels.reference.activation import swiglu
 from kernels.reference.attention import masked_attention, sparse_attention
 from kernels.reference.compressor import compress, compress_overlapping
 from kernels.reference.dequant import dequant_fp4, dequant_fp8
+from kernels.reference.experts import ExpertRows, expert_mlp, expert_sum
 from kernels.reference.fp4 import fp4_simulate, hadamard, hadamard_fp4
 from kernels.reference.fp8 import act_quant, act_round, fp8_simulate
 from kernels.reference.gemm import fp4_gemm, fp4_linear, fp4_linears, fp8_gemm
@@ -15,12 +16,15 @@ from kernels.reference.rotary import rope, rope_frequencies, rope_table, yarn_fr
 from kernels.reference.router import route_by_hash, route_by_score, router_scores, topk_weights
 
 __all__ = [
+    "ExpertRows",
     "act_quant",
     "act_round",
     "compress",
     "compress_overlapping",
     "dequant_fp4",
     "dequant_fp8",
+    "expert_mlp",
+    "expert_sum",
     "float_linear",
     "fp4_gemm",
     "fp4_linear",

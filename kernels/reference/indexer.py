@@ -13,8 +13,11 @@ def index_scores(q: torch.Tensor, k: torch.Tensor, weights: torch.Tensor) -> tor
 
 
 def index_topk(scores: torch.Tensor, visible: torch.Tensor, topk: int) -> torch.Tensor:
-    """Which entries each query keeps: the best `topk` of the visible ones. All bool or float32 [m, t]."""
+    """Which entries each query keeps: the best `topk` of the visible ones, of equals the first.
+
+    scores: float32 [m, t]; visible and the result: bool [m, t].
+    """
     if scores.shape[-1] <= topk:
         return visible
-    best = scores.masked_fill(~visible, -torch.inf).topk(topk, dim=-1).indices
+    best = scores.masked_fill(~visible, -torch.inf).sort(dim=-1, descending=True, stable=True).indices[:, :topk]
     return torch.zeros_like(visible).scatter_(-1, best, True) & visible
