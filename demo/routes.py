@@ -2,14 +2,14 @@
 
     python -m demo.routes
 
-The file holds, for every token in order: `experts` uint8 [tokens, layers, experts per token], `conversation` uint8 and
-`decoded` bool [tokens] (false: prompt, which the engine takes in as a whole).
+The file holds, for every token in order: `experts` uint8 [tokens, layers, experts per token], `guesses` of the same
+shape (what the next layer's router says of the layer before's input; 255 where the engine does not guess),
+`conversation` uint8 and `decoded` bool [tokens] (false: prompt, which the engine takes in as a whole).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Callable, Iterator, Sequence
 from random import Random
 
 import numpy as np
@@ -23,21 +23,33 @@ from services.front.tokenizer import Tokenizer
 
 TRACE = HERE.parent / "tests" / "data" / "demo-routes.npz"
 CONVERSATIONS = 50
+NO_GUESS = 255
 
 
 class RouteRecorder:
-    """Listens to every router of a model; `rows` [tokens, layers, k] of what was chosen since the last `take`."""
+    """Listens to every router of a model, and to its guesses."""
 
     def __init__(self, engine: Engine) -> None:
         self._layers: list[list[torch.Tensor]] = [[] for _ in engine.model.layers]
+        self._guesses: list[tuple[int, Sequence[int]]] = []
+        engine.experts.guess = self._listen  # type: ignore[method-assign]
         for layer, heard in zip(engine.model.layers, self._layers, strict=True):
             layer.moe.route = _listened(layer.moe.route, heard)  # type: ignore[method-assign]
 
-    def take(self) -> torch.Tensor:
-        rows = torch.stack([torch.cat(heard) for heard in self._layers], 1).to(torch.uint8)
-        for heard in self._layers:
+    def take(self, prompt_tokens: int) -> tuple[np.ndarray, np.ndarray]:
+        """Choices and guesses [tokens, layers, k] since the last time: a prompt, then one token at a time."""
+        rows = torch.stack([torch.cat(heard) for heard in self._layers], 1).to(torch.uint8).numpy()
+        guesses = np.full_like(rows, NO_GUESS)
+        token, last = prompt_tokens - 1, len(self._layers)
+        for layer, chosen in self._guesses:
+            token += layer <= last  # from the first layers again
+            guesses[token, layer], last = chosen, layer
+        for heard in (*self._layers, self._guesses):
             heard.clear()
-        return rows
+        return rows, guesses
+
+    def _listen(self, layer: int, choose: Callable[[], Sequence[int]]) -> None:
+        self._guesses.append((layer, choose()))
 
 
 def _listened(route, heard):  # type: ignore[no-untyped-def]
@@ -61,21 +73,18 @@ def main() -> None:
     torch.set_num_threads(1)
     engine, renderer = Engine(HERE / "checkpoint"), Renderer(Tokenizer.load(HERE / "checkpoint"))
     recorder = RouteRecorder(engine)
-    experts, numbers, decoded = [], [], []
+    parts: dict[str, list[np.ndarray]] = {"experts": [], "guesses": [], "conversation": [], "decoded": []}
     for number, talk in enumerate(conversations()):
         prompt = renderer.prompt(talk, answer=False)
         engine(prompt)
-        rows = recorder.take().numpy()
-        experts.append(rows)
-        numbers.append(np.full(len(rows), number, np.uint8))
-        decoded.append(np.arange(len(rows)) >= len(prompt))
-    save(TRACE, np.concatenate(experts), np.concatenate(numbers), np.concatenate(decoded))
-
-
-def save(path: Path, experts: np.ndarray, numbers: np.ndarray, decoded: np.ndarray) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    np.savez_compressed(path, experts=experts, conversation=numbers, decoded=decoded)
-    print(f"{path}: {len(experts)} tokens, {path.stat().st_size:,} bytes")
+        rows, guesses = recorder.take(len(prompt))
+        parts["experts"].append(rows)
+        parts["guesses"].append(guesses)
+        parts["conversation"].append(np.full(len(rows), number, np.uint8))
+        parts["decoded"].append(np.arange(len(rows)) >= len(prompt))
+    TRACE.parent.mkdir(parents=True, exist_ok=True)
+    np.savez_compressed(TRACE, **{name: np.concatenate(rows) for name, rows in parts.items()})
+    print(f"{TRACE}: {sum(map(len, parts['decoded']))} tokens, {TRACE.stat().st_size:,} bytes")
 
 
 if __name__ == "__main__":

@@ -139,7 +139,7 @@ class AgedLfu:
     """
 
     NURSERY = 8
-    HALF_LIFE = 4
+    HALF_LIFE = 6
 
     def __init__(self) -> None:
         self._old = Lfu()
@@ -149,7 +149,8 @@ class AgedLfu:
 
     def insert(self, key: Key, uses: int = 1) -> None:
         self._nursery[key] = uses
-        self._count_use()
+        if uses:
+            self._count_use()
         while len(self._nursery) > max(1, (self._num_old + len(self._nursery)) // self.NURSERY):
             graduate, its_uses = self._nursery.popitem(last=False)
             self._old.insert(graduate, its_uses)
