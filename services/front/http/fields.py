@@ -5,7 +5,6 @@ A field that is null counts as missing, as clients of all dialects send it. Pure
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -47,15 +46,15 @@ class Fields:
         if isinstance(value, bool):
             raise ChatError(f"{self.place(key)} must be a whole number, not {_kind(value)}")
         if not low <= value <= high:
-            raise ChatError(f"{self.place(key)} must be {low} to {high}, not {value}")
+            raise ChatError(f"{self.place(key)} must be {low} to {high}, not {value!r:.40}")
         return value
 
     def number(self, key: str, default: float, low: float, high: float) -> float:
         value = self._typed(key, int | float, "a number", default)
-        if isinstance(value, bool) or not math.isfinite(value):
+        if isinstance(value, bool):
             raise ChatError(f"{self.place(key)} must be a number, not {_kind(value)}")
         if not low <= value <= high:
-            raise ChatError(f"{self.place(key)} must be {low:g} to {high:g}, not {value}")
+            raise ChatError(f"{self.place(key)} must be {low:g} to {high:g}, not {value!r:.40}")
         return float(value)
 
     def share(self, key: str, default: float) -> float:

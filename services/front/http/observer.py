@@ -56,7 +56,8 @@ class Observer:
             self._seen.clear()
             self._thread = threading.Thread(target=self._run, name="observer", daemon=True)
             self._thread.start()
-        await asyncio.to_thread(self._seen.wait)
+        if not self._seen.is_set():
+            await asyncio.to_thread(self._seen.wait)
         assert self._look is not None
         return self._look
 

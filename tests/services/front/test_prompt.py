@@ -10,6 +10,7 @@ import pytest
 from helpers.fake_worker import make_checkpoint
 
 from services.front.chat.format import ASSISTANT, USER, ChatFormat
+from services.front.chat_message import request_of
 from services.front.prompt import PromptMaker
 from services.front.tokenizer import Tokenizer
 from shared.protocol.messages import Chat, Generate
@@ -27,7 +28,7 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
 
 def prompt(tokenizer: Tokenizer, *messages: dict[str, Any], **options: Any) -> Generate:
     maker = PromptMaker(tokenizer, ChatFormat(), 4096, 16)
-    return maker.make(Chat(json.dumps(messages), 0, options_json=json.dumps(options))).generate
+    return maker.make(request_of(Chat(json.dumps(messages), 0, options_json=json.dumps(options)))).generate
 
 
 def test_before_the_first_question_and_where_answers_begin(tokenizer: Tokenizer) -> None:

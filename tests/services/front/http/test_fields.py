@@ -44,7 +44,7 @@ def test_null_counts_as_missing(key):
         (lambda f: f.whole("yes", 1, 0), "a.n.yes must be a whole number, not true or false"),
         (lambda f: f.whole("n", 1, 4), "a.n.n must be 4 to 2147483647, not 3"),
         (lambda f: f.number("yes", 1, 0, 1), "a.n.yes must be a number, not true or false"),
-        (lambda f: f.number("nan", 1, 0, 1), "a.n.nan must be a number"),
+        (lambda f: f.number("nan", 1, 0, 1), "a.n.nan must be 0 to 1, not nan"),
         (lambda f: f.number("n", 1, 0, 1), "a.n.n must be 0 to 1, not 3"),
         (lambda f: f.share("zero", 1), "a.n.zero must be above 0"),
         (lambda f: f.share("n", 1), "a.n.n must be 0 to 1, not 3"),
