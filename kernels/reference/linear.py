@@ -20,8 +20,11 @@ def prepare_fp8(*weights: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
 
 
 def fp8_linear(x: torch.Tensor, weight: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """x: [..., k] as `act_round` leaves it; weight: from `prepare_fp8`. Returns x @ weight^T, [..., n] in `dtype`."""
-    return F.linear(x, weight).type(dtype)
+    """x: [..., k] as `act_round` leaves it, or not quantised; weight: from `prepare_fp8`.
+
+    Returns x @ weight^T, [..., n] in `dtype`.
+    """
+    return F.linear(x.float(), weight).type(dtype)
 
 
 def float_linear(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:

@@ -83,8 +83,8 @@ def _visible(changed: Callable[[torch.Tensor, torch.Tensor, int], torch.Tensor])
     """`changed(mask, tokens until the entry closes, ratio)`: 0 is the token that closes it, 1 the one before."""
 
     def make(right: Op) -> Op:
-        def visible(position: int, m: int, ratio: int) -> torch.Tensor:
-            mask = right(position, m, ratio)
+        def visible(position: int, m: int, ratio: int, device: torch.device) -> torch.Tensor:
+            mask = right(position, m, ratio, device)
             ends = (torch.arange(mask.shape[1]) + 1) * ratio
             return changed(mask, ends - 1 - torch.arange(position, position + m).unsqueeze(1), ratio)
 

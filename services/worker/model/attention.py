@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 
 import kernels
+from services.worker.model import key_lists
 from services.worker.model.compression import Compressor, Indexer
 from services.worker.model.precision import Precision
 from services.worker.model.state import LayerState
@@ -38,7 +38,7 @@ class Attention:
         self._q_norm = reader.float32(f"{prefix}q_norm.weight")
         self._kv_norm = reader.float32(f"{prefix}kv_norm.weight")
         self._wq_b = reader.linear(f"{prefix}wq_b")
-        self._wo_a = _in_groups(reader.dequantised(f"{prefix}wo_a"), config.o_groups)
+        self._wo_a = reader.linears(f"{prefix}wo_a", config.o_groups)
         self._wo_b = reader.linear(f"{prefix}wo_b")
         self._compressor = Compressor(reader, f"{prefix}compressor.", config, ratio, rotations) if ratio else None
         self._indexer = Indexer(reader, f"{prefix}indexer.", config, rotations) if ratio == 4 else None
@@ -55,7 +55,7 @@ class Attention:
         q = precision.linear(qr, self._wq_b).view(m, c.num_attention_heads, c.head_dim)
         q = kernels.rope(kernels.head_norm(q, c.rms_norm_eps), rotation)
         kv = kernels.rope(kernels.rms_norm(kv, self._kv_norm, c.rms_norm_eps), rotation)
-        kv = precision.cached_key(kv, c.qk_rope_head_dim).float()
+        kv = precision.cached_key(kv, c.qk_rope_head_dim).type(state.keys.dtype)
         chosen = self._compress(x, qr, state, position)
         o = kernels.rope(self.attend(q, kv, chosen, state, position), rotation, inverse=True)
         return self._project_out(o)
@@ -65,14 +65,16 @@ class Attention:
     ) -> torch.Tensor:
         """Attention proper, after the new keys joined the ring.
 
-        q: [m, heads, head_dim], rotated; kv: [m, head_dim] float32, as cached; chosen: bool [m, entries], the entries
+        q: [m, heads, head_dim], rotated; kv: [m, head_dim], as cached; chosen: bool [m, entries], the entries
         that each query sees, or None. Returns [m, heads, head_dim].
         """
+        if q.is_cuda:
+            return self._attend_listed(q, kv, chosen, state, position)
         attend = self._attend_one if len(q) == 1 else self._attend_many
         return attend(q, kv, chosen, state, position)
 
     def _fuse_unquantised(self) -> torch.Tensor | None:
-        """Weights that see the input unquantised, in float32: compressors and the indexer's head weights."""
+        """Weights that see the input unquantised: compressors and the indexer's head weights."""
         if self._compressor is None:
             return None
         if self._indexer is None:
@@ -81,8 +83,8 @@ class Attention:
 
     def _project_out(self, o: torch.Tensor) -> torch.Tensor:
         """Heads in groups, each with its own low-rank projection, whose input is not quantised."""
-        grouped = o.float().view(o.shape[0], self._config.o_groups, -1).transpose(0, 1)
-        z = torch.bmm(grouped, self._wo_a.transpose(1, 2)).transpose(0, 1).flatten(1).type(self._precision.dtype)
+        groups = o.view(o.shape[0], len(self._wo_a), -1).transpose(0, 1).contiguous()
+        z = torch.cat([self._precision.linear(x, w) for x, w in zip(groups, self._wo_a, strict=True)], -1)
         return self._precision.linear(self._precision.activations(z), self._wo_b)
 
     def _compress(self, x: torch.Tensor, qr: torch.Tensor, state: LayerState, position: int) -> torch.Tensor | None:
@@ -90,9 +92,9 @@ class Attention:
         if self._compressor is None or self._unquantised is None:
             return None
         assert state.compressor is not None
-        projected = F.linear(x.float(), self._unquantised)
+        projected = kernels.float_linear(x, self._unquantised)
         own = self._compressor.weight.shape[0]
-        visible = _visible_entries(position, x.shape[0], self._ratio)
+        visible = _visible_entries(position, x.shape[0], self._ratio, x.device)
         if self._indexer is not None:
             visible = self._index(projected[:, own:], qr, visible, state, position)
         entries = self._compressor.step(projected[:, :own], state.compressor, position, self._precision)
@@ -154,14 +156,28 @@ class Attention:
                 keys = torch.cat((keys, state.entries[:num_entries]))
                 mask = torch.cat((mask, chosen[begin:end, :num_entries]), 1)
             outputs.append(kernels.masked_attention(q[begin:end], keys, self._sink, mask, self._scale))
-        kept = torch.arange(max(position, position + m - window), position + m)
-        state.keys[kept % window] = kv[-len(kept) :]
+        state.keep_last(kv, position)
         return torch.cat(outputs)
 
-
-def _in_groups(weight: torch.Tensor, groups: int) -> torch.Tensor:
-    """[groups * rank, in] as [groups, rank, in]."""
-    return weight.view(groups, -1, weight.shape[-1])
+    def _attend_listed(
+        self, q: torch.Tensor, kv: torch.Tensor, chosen: torch.Tensor | None, state: LayerState, position: int
+    ) -> torch.Tensor:
+        """For a GPU, one token or many: each query gathers the keys that its list names, so blocks waste nothing."""
+        m, window = len(q), state.window
+        entries = state.entries[: 0 if chosen is None else chosen.shape[1]]
+        if m == 1:
+            state.keys[position % window] = kv[0]
+            keys = state.keys[: window + len(entries)]
+            lists = key_lists.of_ring(position, window, q.device)
+        else:
+            before = torch.arange(max(0, position - window + 1), position, device=q.device)
+            keys = torch.cat((state.keys[before % window], kv, entries))
+            lists = key_lists.of_window(position, m, window, q.device)
+            state.keep_last(kv, position)
+        if chosen is not None:
+            most = self._indexer.topk if self._indexer is not None else len(entries)
+            lists = torch.cat((lists, key_lists.of_chosen(chosen, most, len(keys) - len(entries))), 1)
+        return kernels.sparse_attention(q, keys, self._sink, lists, self._scale)
 
 
 def _window_mask(queries: torch.Tensor, keys: torch.Tensor, window: int) -> torch.Tensor:
@@ -170,10 +186,10 @@ def _window_mask(queries: torch.Tensor, keys: torch.Tensor, window: int) -> torc
     return (distance >= 0) & (distance < window)
 
 
-def _visible_entries(position: int, m: int, ratio: int) -> torch.Tensor:
+def _visible_entries(position: int, m: int, ratio: int, device: torch.device) -> torch.Tensor:
     """bool [m, entries]: an entry is visible from the token on that closes its group."""
     num_entries = (position + m) // ratio
     if m == 1:
-        return torch.ones(1, num_entries, dtype=torch.bool)
-    closed = (torch.arange(position, position + m) + 1) // ratio
-    return torch.arange(num_entries).unsqueeze(0) < closed.unsqueeze(1)
+        return torch.ones(1, num_entries, dtype=torch.bool, device=device)
+    closed = (torch.arange(position, position + m, device=device) + 1) // ratio
+    return torch.arange(num_entries, device=device).unsqueeze(0) < closed.unsqueeze(1)

@@ -22,7 +22,7 @@ class Compressor:
         self._rotations = rotations
         self._bias = reader.float32(f"{prefix}ape")
         self._norm = reader.float32(f"{prefix}norm.weight")
-        self.weight = torch.cat([reader.float32(f"{prefix}{name}.weight") for name in ("wkv", "wgate")])
+        self.weight = torch.cat([reader.matrix(f"{prefix}{name}.weight") for name in ("wkv", "wgate")])
 
     def step(
         self, projected: torch.Tensor, state: CompressorState, position: int, precision: Precision
@@ -52,7 +52,7 @@ class Compressor:
         place = position % self.ratio
         if place + m <= self.ratio:
             return self._bias[place : place + m]
-        return self._bias[(position + torch.arange(m)) % self.ratio]
+        return self._bias[(position + torch.arange(m, device=self._bias.device)) % self.ratio]
 
     def _entries(self, pooled: torch.Tensor, first: int) -> torch.Tensor:
         """An entry's position is that of its group's first token."""
@@ -70,7 +70,7 @@ class Indexer:
         self._rotations = rotations
         self._wq_b = reader.linear(f"{prefix}wq_b")
         self.topk = config.index_topk
-        self.weights_proj = reader.float32(f"{prefix}weights_proj.weight")
+        self.weights_proj = reader.matrix(f"{prefix}weights_proj.weight")
         self.compressor = Compressor(reader, f"{prefix}compressor.", config, 4, rotations)
 
     def choose(
@@ -84,7 +84,7 @@ class Indexer:
     ) -> torch.Tensor:
         """bool [m, t]: the entries that each query keeps.
 
-        low_rank_q: [m, q_lora_rank] float32 as a linear sees it; head_weights: [m, heads] projected from the layer's
+        low_rank_q: [m, q_lora_rank] as a linear sees it; head_weights: [m, heads] projected from the layer's
         input; keys: [t, d]; visible: bool [m, t].
         """
         m = low_rank_q.shape[0]

@@ -19,7 +19,7 @@ class HyperConnection:
         self._scale = reader.float32(f"{name}_scale")
 
     def read(self, h: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """h: float32 [m, n, hidden] -> the sublayer's input [m, hidden], float32, and `post`, `comb` for `write`."""
+        """h: [m, n, hidden] -> the sublayer's input [m, hidden], and `post`, `comb` for `write`."""
         c = self._config
         mixes = kernels.hc_mixes(h, self._fn, c.rms_norm_eps)
         pre, post, comb = kernels.hc_split_sinkhorn(
@@ -28,8 +28,8 @@ class HyperConnection:
         return kernels.hc_pre(h, pre), post, comb
 
     def write(self, x: torch.Tensor, h: torch.Tensor, post: torch.Tensor, comb: torch.Tensor) -> torch.Tensor:
-        """The streams after the sublayer gave x, rounded to its type; h is what `read` saw."""
-        return kernels.hc_post(x, h, post, comb).type(x.dtype)
+        """The streams after the sublayer gave x; h is what `read` saw."""
+        return kernels.hc_post(x, h, post, comb)
 
 
 class Head:
@@ -49,4 +49,4 @@ class Head:
         mixes = kernels.hc_mixes(h, self._fn, c.rms_norm_eps)
         y = kernels.hc_pre(h, kernels.hc_head_weights(mixes, self._scale, self._base, c.hc_eps))
         y = kernels.rms_norm(y, self._norm, c.rms_norm_eps)
-        return torch.nn.functional.linear(y.float(), self._vocabulary)
+        return kernels.float_linear(y, self._vocabulary)

@@ -38,18 +38,16 @@ class Layer:
         return self.expert_half(self.attention_half(h, state, position), token_ids, experts)
 
     def attention_half(self, h: torch.Tensor, state: LayerState, position: int) -> torch.Tensor:
-        streams = h.float()
-        x, post, comb = self._hc_attn.read(streams)
-        x = kernels.rms_norm(x.type(h.dtype), self._attn_norm, self._eps)
-        return self._hc_attn.write(self._attention.forward(x, state, position), streams, post, comb)
+        x, post, comb = self._hc_attn.read(h)
+        x = kernels.rms_norm(x, self._attn_norm, self._eps)
+        return self._hc_attn.write(self._attention.forward(x, state, position), h, post, comb)
 
     def expert_half(self, h: torch.Tensor, token_ids: torch.Tensor, experts: ExpertProvider) -> torch.Tensor:
-        streams = h.float()
-        x, post, comb = self._hc_ffn.read(streams)
-        x = kernels.rms_norm(x.type(h.dtype), self._ffn_norm, self._eps)
-        return self._hc_ffn.write(self.moe.forward(x, token_ids, experts), streams, post, comb)
+        x, post, comb = self._hc_ffn.read(h)
+        x = kernels.rms_norm(x, self._ffn_norm, self._eps)
+        return self._hc_ffn.write(self.moe.forward(x, token_ids, experts), h, post, comb)
 
     def route(self, h: torch.Tensor, token_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """What the router decides for streams that come out of the attention half: topk_ids, topk_weights."""
-        x, _, _ = self._hc_ffn.read(h.float())
-        return self.moe.route(kernels.rms_norm(x.type(h.dtype), self._ffn_norm, self._eps), token_ids)
+        x, _, _ = self._hc_ffn.read(h)
+        return self.moe.route(kernels.rms_norm(x, self._ffn_norm, self._eps), token_ids)

@@ -12,23 +12,31 @@ from services.worker.experts import ExpertProvider
 from services.worker.model.hyper import Head
 from services.worker.model.layer import Layer
 from services.worker.model.mtp import MtpBlock
-from services.worker.model.precision import EXACT, QUANTISED
+from services.worker.model.precision import EXACT, QUANTISED, Precision
 from services.worker.model.state import SequenceState
-from services.worker.model.weights import WeightReader
+from services.worker.model.weights import CPU, WeightReader
 from shared.checkpoint.config import ModelConfig
 from shared.checkpoint.index import TensorIndex
 
-Progress = Callable[[str], None]
+Progress = Callable[[str, int, int], None]
+"""Called with what is being read, bytes done and bytes in all."""
 
 
 class Model:
     """Dense weights, resident; experts come from a provider with every forward."""
 
     def __init__(
-        self, config: ModelConfig, layers: list[Layer], embedding: torch.Tensor, head: Head, mtp: MtpBlock | None
+        self,
+        config: ModelConfig,
+        precision: Precision,
+        layers: list[Layer],
+        embedding: torch.Tensor,
+        head: Head,
+        mtp: MtpBlock | None,
     ) -> None:
         self.config = config
-        self.device = torch.device("cpu")
+        self.device = embedding.device
+        self._precision = precision
         self.layers = layers
         self.head = head
         self._embedding = embedding
@@ -41,33 +49,41 @@ class Model:
         config: ModelConfig,
         max_context: int,
         *,
+        device: torch.device = CPU,
         exact: bool = False,
-        progress: Progress = lambda text: None,
+        progress: Progress = lambda text, done, total: None,
     ) -> Model:
-        """Read the dense weights, layer by layer. `exact` computes in float32 without simulated quantisation.
+        """Read the dense weights to `device`, layer by layer.
+
+        `exact` computes in float32 without simulated quantisation.
 
         Raises:
             CheckpointError: a tensor is missing, unreadable or of another type.
         """
-        reader, precision = WeightReader(index), EXACT if exact else QUANTISED
-        rotations = _Rotations(config, max_context)
+        reader, precision = WeightReader(index, device), EXACT if exact else QUANTISED
+        rotations = _Rotations(config, max_context, device)
+        has_mtp = config.num_extra_blocks > 0 and not config.is_dspark
+        total = _dense_bytes(index, has_mtp)
+        progress("weights: embedding and head", 0, total)
         embedding = reader.stored("embed.weight").type(precision.dtype)
-        vocabulary = reader.float32("head.weight")
+        vocabulary = reader.matrix("head.weight")
         layers = []
         for number in range(config.num_hidden_layers):
-            progress(f"weights: layer {number + 1} of {config.num_hidden_layers}")
+            progress(f"weights: layer {number + 1} of {config.num_hidden_layers}", reader.bytes_read, total)
             ratio = config.compress_ratios[number]
             layers.append(Layer(reader, config, number, rotations.of(ratio), precision))
         for layer, following in pairwise(layers):
             layer.moe.look_ahead_to(following.moe)
         head = Head(reader, "", config, vocabulary)
-        has_mtp = config.num_extra_blocks > 0 and not config.is_dspark
+        if has_mtp:
+            progress("weights: MTP block", reader.bytes_read, total)
         mtp = MtpBlock(reader, config, rotations.of(0), precision, vocabulary) if has_mtp else None
-        return cls(config, layers, embedding, head, mtp)
+        progress("weights: all read", reader.bytes_read, total)
+        return cls(config, precision, layers, embedding, head, mtp)
 
     def new_state(self, max_context: int) -> SequenceState:
         """An empty sequence of at most `max_context` tokens."""
-        return SequenceState.of(self.config, max_context)
+        return SequenceState.of(self.config, max_context, self.device, self._precision.key_dtype(self.device))
 
     @torch.inference_mode()
     def forward(self, state: SequenceState, ids: Sequence[int], experts: ExpertProvider) -> torch.Tensor:
@@ -77,7 +93,7 @@ class Model:
     @torch.inference_mode()
     def hidden(self, state: SequenceState, ids: Sequence[int], experts: ExpertProvider) -> torch.Tensor:
         """As `forward`, but the streams [m, streams, hidden] after the last layer."""
-        token_ids = torch.tensor(ids)
+        token_ids = torch.tensor(ids, device=self.device)
         assert state.position + len(ids) <= state.max_context, "the sequence is full"
         for layer in self.layers[1 : self.config.num_hash_layers]:
             layer.moe.hint(token_ids, experts)
@@ -97,7 +113,7 @@ class Model:
         one position further.
         """
         assert self._mtp is not None, "this checkpoint has no MTP block"
-        token_ids = torch.tensor(next_ids)
+        token_ids = torch.tensor(next_ids, device=self.device)
         layer_state = state.layers[self.config.num_hidden_layers]
         embedded = self._embedding[token_ids]
         logits = self._mtp.forward(h, embedded, token_ids, layer_state, state.extra_position, experts)
@@ -105,10 +121,16 @@ class Model:
         return logits
 
 
+def _dense_bytes(index: TensorIndex, has_mtp: bool) -> int:
+    """What there is to read besides the routed experts."""
+    names = (name for name in index.tensors if has_mtp or not name.startswith("mtp."))
+    return sum(index[name].nbytes for name in names if ".ffn.experts." not in name)
+
+
 class _Rotations:
     """Rope tables: one for layers without compression, one, stretched by YaRN, for the others."""
 
-    def __init__(self, config: ModelConfig, positions: int) -> None:
+    def __init__(self, config: ModelConfig, positions: int, device: torch.device) -> None:
         dim, scaling = config.qk_rope_head_dim, config.rope_scaling
         plain = kernels.rope_frequencies(dim, config.rope_theta)
         stretched = kernels.yarn_frequencies(
@@ -119,8 +141,8 @@ class _Rotations:
             scaling.beta_slow,
             scaling.original_max_position_embeddings,
         )
-        self._plain = kernels.rope_table(plain, positions)
-        self._stretched = kernels.rope_table(stretched, positions)
+        self._plain = kernels.rope_table(plain, positions).to(device)
+        self._stretched = kernels.rope_table(stretched, positions).to(device)
 
     def of(self, ratio: int) -> torch.Tensor:
         return self._stretched if ratio else self._plain

@@ -21,8 +21,13 @@ class Precision:
     is_quantised: bool
 
     def activations(self, x: torch.Tensor) -> torch.Tensor:
-        """What a quantised linear sees of its input, as float32."""
+        """What a quantised linear sees of its input, in the type in which the device's linears want it."""
         return kernels.act_round(x) if self.is_quantised else x.float()
+
+    def key_dtype(self, device: torch.device) -> torch.dtype:
+        """What cached keys are kept in. Those of the quantised model are exact in bfloat16 too, but for a CPU float32
+        saves a conversion at every use."""
+        return self.dtype if device.type == "cuda" else torch.float32
 
     def linear(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         """Product of `activations` with a prepared FP8 weight, rounded to the type of values between operations."""

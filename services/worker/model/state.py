@@ -1,7 +1,7 @@
 """What a sequence leaves behind in each layer: the window of raw keys, compressed entries and half-full groups.
 
-Keys are kept in float32, on the grid that the cache's format allows, so that decoding converts nothing. What a stretch
-of a prompt left behind can be copied out and put back, to the bit.
+Keys are on the grid that the cache's format allows, in the type that the device computes with, so that decoding
+converts nothing. What a stretch of a prompt left behind can be copied out and put back, to the bit.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ class CompressorState:
     with the previous group in the first half.
     """
 
-    def __init__(self, ratio: int, width: int) -> None:
+    def __init__(self, ratio: int, width: int, device: torch.device) -> None:
         overlap = ratio == 4
         self.ratio = ratio
-        self.rows = torch.empty(2, ratio * (2 if overlap else 1), width * (2 if overlap else 1))
+        self.rows = torch.empty(2, ratio * (2 if overlap else 1), width * (2 if overlap else 1), device=device)
         self.reset()
 
     def used_rows(self, position: int) -> torch.Tensor:
@@ -40,20 +40,32 @@ class CompressorState:
 class LayerState:
     """One layer's part. `keys` [window + entries, head_dim]: the ring (row = position mod window), then entries."""
 
-    def __init__(self, config: ModelConfig, ratio: int, max_context: int) -> None:
+    def __init__(
+        self, config: ModelConfig, ratio: int, max_context: int, device: torch.device, key_dtype: torch.dtype
+    ) -> None:
         self.window = config.sliding_window
         self._ratio = ratio
         entries = max_context // ratio if ratio else 0
-        self.keys = torch.zeros(self.window + entries, config.head_dim)
-        self.compressor = CompressorState(ratio, config.head_dim) if ratio else None
+
+        def no_keys(rows: int, width: int) -> torch.Tensor:
+            return torch.zeros(rows, width, dtype=key_dtype, device=device)
+
+        self.keys = no_keys(self.window + entries, config.head_dim)
+        self.compressor = CompressorState(ratio, config.head_dim, device) if ratio else None
         has_indexer = ratio == 4
-        self.index_keys = torch.zeros(entries, config.index_head_dim) if has_indexer else None
-        self.index_compressor = CompressorState(ratio, config.index_head_dim) if has_indexer else None
+        self.index_keys = no_keys(entries, config.index_head_dim) if has_indexer else None
+        self.index_compressor = CompressorState(ratio, config.index_head_dim, device) if has_indexer else None
 
     @property
     def entries(self) -> torch.Tensor:
         """Compressed entries, those not yet written included."""
         return self.keys[self.window :]
+
+    def keep_last(self, kv: torch.Tensor, position: int) -> None:
+        """Put keys [m, head_dim] of the tokens at `position`.. into the ring, as many of the last as it holds."""
+        end = position + len(kv)
+        kept = torch.arange(max(position, end - self.window), end, device=kv.device)
+        self.keys[kept % self.window] = kv[-len(kept) :]
 
     def reset(self) -> None:
         """Keys need no clearing: what a position may see follows from the position."""
@@ -106,8 +118,10 @@ class SequenceState:
     extra_position: int = 0
 
     @classmethod
-    def of(cls, config: ModelConfig, max_context: int) -> SequenceState:
-        return cls([LayerState(config, ratio, max_context) for ratio in config.compress_ratios], max_context)
+    def of(cls, config: ModelConfig, max_context: int, device: torch.device, key_dtype: torch.dtype) -> SequenceState:
+        """An empty sequence on `device`, whose keys are kept in `key_dtype`."""
+        layers = [LayerState(config, ratio, max_context, device, key_dtype) for ratio in config.compress_ratios]
+        return cls(layers, max_context)
 
     def reset(self) -> None:
         """Forget the sequence."""

@@ -1,6 +1,6 @@
 """Reads dense weights from the checkpoint's files, one tensor at a time, leaving nothing of them in the page cache.
 
-Quantised weights become what the device's operations want of them; the stored bytes are not kept here.
+Weights become what the device's operations want of them, on the device; the host keeps no second copy.
 """
 
 from __future__ import annotations
@@ -25,18 +25,24 @@ TORCH_DTYPES = {
 }
 
 
-class WeightReader:
-    """Tensors by name. Raises CheckpointError if one is missing, unreadable or of an unexpected type."""
+CPU = torch.device("cpu")
 
-    def __init__(self, index: TensorIndex) -> None:
+
+class WeightReader:
+    """Tensors by name, on `device`. Raises CheckpointError if one is missing, unreadable or of an unexpected type."""
+
+    def __init__(self, index: TensorIndex, device: torch.device = CPU) -> None:
         self._index = index
+        self.bytes_read = 0
+        self.device = device
 
     def stored(self, name: str) -> torch.Tensor:
         """As stored: type and shape of the file."""
         info = self._index[name]
         if info.dtype not in TORCH_DTYPES:
             raise CheckpointError(f"{info.file}: tensor {name} has type {info.dtype}, which the model has no use for")
-        return torch.from_numpy(_read(name, info)).view(TORCH_DTYPES[info.dtype]).view(info.shape)
+        self.bytes_read += info.nbytes
+        return torch.from_numpy(_read(name, info)).to(self.device).view(TORCH_DTYPES[info.dtype]).view(info.shape)
 
     def float32(self, name: str) -> torch.Tensor:
         """A bfloat16 or float32 tensor as float32."""
@@ -46,9 +52,14 @@ class WeightReader:
         """FP8 weights of the same input, `name`.weight with its scales, prepared as one for `Precision.linear`."""
         return kernels.prepare_fp8(*(self._fp8(name) for name in names))
 
-    def dequantised(self, name: str) -> torch.Tensor:
-        """An FP8 weight whose input is not quantised: float32 [out, in], exact."""
-        return kernels.dequant_fp8(*self._fp8(name))
+    def linears(self, name: str, count: int) -> list[torch.Tensor]:
+        """As `linear`, one FP8 weight cut into `count` of as many rows each, multiples of a scale's 128."""
+        parts = (torch.tensor_split(part, count) for part in self._fp8(name))
+        return [kernels.prepare_fp8(pair) for pair in zip(*parts, strict=True)]
+
+    def matrix(self, name: str) -> torch.Tensor:
+        """A bfloat16 weight for `float_linear`: as stored on a GPU, which converts on the way; else as float32."""
+        return self.stored(name) if self.device.type == "cuda" else self.float32(name)
 
     def _fp8(self, name: str) -> tuple[torch.Tensor, torch.Tensor]:
         return self.stored(f"{name}.weight"), self.stored(f"{name}.scale")

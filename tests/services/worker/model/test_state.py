@@ -19,7 +19,7 @@ HEAD_DIM, INDEX_DIM, WINDOW = 128, 64, 32
 def test_bytes_follow_the_context() -> None:
     """Ring, an entry per group, an index entry per group of 4, and the tokens that wait, twice with overlap."""
     config, context = goldens.shared("exact").model.config, 1000
-    state = SequenceState.of(config, context)
+    state = SequenceState.of(config, context, torch.device("cpu"), torch.float32)
     per_ratio = {
         0: WINDOW * HEAD_DIM,
         4: (WINDOW + 250) * HEAD_DIM + 250 * INDEX_DIM + 2 * 8 * 2 * (HEAD_DIM + INDEX_DIM),
@@ -28,9 +28,20 @@ def test_bytes_follow_the_context() -> None:
     assert state.nbytes == 4 * sum(per_ratio[ratio] for ratio in config.compress_ratios)
 
 
+def test_keys_of_a_narrower_type_take_less() -> None:
+    """What waits for its group to close stays float32."""
+    config = goldens.shared("exact").model.config
+    wide, narrow = (
+        SequenceState.of(config, 1000, torch.device("cpu"), dtype).layers for dtype in (torch.float32, torch.bfloat16)
+    )
+    for a, b in zip(wide, narrow, strict=True):
+        assert b.keys.nbytes * 2 == a.keys.nbytes
+        assert b.compressor is None or b.compressor.rows.dtype == torch.float32
+
+
 @pytest.mark.parametrize("ratio", [4, 128])
 def test_groups_that_do_not_exist_weigh_nothing(ratio: int) -> None:
-    state = CompressorState(ratio, 16)
+    state = CompressorState(ratio, 16, torch.device("cpu"))
     state.rows.fill_(3.0)
     state.reset()
     assert (state.rows[0] == 0).all()
