@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import closing
+
 import torch
 
 from services.worker.engine import Engine
@@ -18,7 +20,7 @@ from shared.transport.server import Server
 
 
 def start(context: ServiceContext) -> None:
-    """Load, serve, and return when the context stops. Raises CheckpointError, ConfigError."""
+    """Load, serve, and return when the context stops. Raises CheckpointError, ConfigError, LockedError."""
     config, worker = context.config, context.config.worker
     if worker.device != "cpu":
         raise ConfigError(f'{config.source}: worker.device = "{worker.device}" is not in this version; set it to "cpu"')
@@ -28,12 +30,15 @@ def start(context: ServiceContext) -> None:
     model_config = ModelConfig.from_dir(config.model.path)
     index = TensorIndex.open(config.model.path)
     max_context = min(config.model.max_context, model_config.max_position_embeddings)
-    model = Model.load(index, model_config, max_context, progress=context.progress)
-    sessions = _sessions(worker, index)
-    engine = Engine(model, max_context, worker.prefill_chunk, worker.min_segment, sessions)
-    service = WorkerService(context, engine, index.fingerprint)
-    server = Server(config.endpoint("worker"), context.identity, service.handle, status=context.pong)
-    stats = StatsPublisher(config.endpoint("worker.stats"), context.identity, service.stats)
+    with closing(_sessions(worker, index)) as sessions:
+        model = Model.load(index, model_config, max_context, progress=context.progress)
+        engine = Engine(model, max_context, worker.prefill_chunk, worker.min_segment, sessions)
+        _serve(context, WorkerService(context, engine, index.fingerprint))
+
+
+def _serve(context: ServiceContext, service: WorkerService) -> None:
+    server = Server(context.config.endpoint("worker"), context.identity, service.handle, status=context.pong)
+    stats = StatsPublisher(context.config.endpoint("worker.stats"), context.identity, service.stats)
     server.start()
     stats.start()
     try:
@@ -41,7 +46,6 @@ def start(context: ServiceContext) -> None:
     finally:
         stats.stop()
         server.stop(drain_s=0.5)
-        sessions.close()
 
 
 def _sessions(worker: WorkerConfig, index: TensorIndex) -> SessionStore:
