@@ -5,7 +5,6 @@ What to make of the answers is pure (`Watch`, which is told the time); only `wai
 
 from __future__ import annotations
 
-import sys
 import time
 from dataclasses import dataclass, field
 from typing import Annotated
@@ -13,6 +12,7 @@ from typing import Annotated
 import typer
 
 from services.cli.options import SERVICES, ConfigOption, chosen_config
+from services.cli.progress import describe, loading_bars
 from shared.config import Config
 from shared.errors import ErrorCode, PeerLost, ServiceError
 from shared.protocol.messages import Pong
@@ -32,11 +32,13 @@ def wait(
     """Wait until all services are ready, and say what they do meanwhile."""
     settings = chosen_config(config)
     watch = Watch(settings, time.monotonic(), timeout)
-    while not watch.all_ready:
-        for line in watch.look({name: ping(settings, name, PING_S) for name in SERVICES}, time.monotonic()):
-            print(line, file=sys.stderr, flush=True)
-        if not watch.all_ready:
-            time.sleep(INTERVAL_S)
+    with loading_bars() as show:
+        while not watch.all_ready:
+            pongs = {name: ping(settings, name, PING_S) for name in SERVICES}
+            changed = watch.look(pongs, time.monotonic())
+            show([pong for pong in pongs.values() if pong], changed)
+            if not watch.all_ready:
+                time.sleep(INTERVAL_S)
 
 
 @dataclass(slots=True)
@@ -50,25 +52,25 @@ class Watch:
     all_ready: bool = False
     last_answer: float = 0.0
 
-    def look(self, pongs: dict[str, Pong | None], now: float) -> list[str]:
-        """Take in one round of answers; the lines that tell a person what changed.
+    def look(self, pongs: dict[str, Pong | None], now: float) -> list[Pong]:
+        """Take in one round of answers; those whose state or doing changed.
 
         Raises:
             PeerLost: a service has ended, or none answers.
             ServiceError: `timeout`.
         """
-        lines = []
+        changed = []
         for name, pong in pongs.items():
             before = self.seen.get(name)
             self._check(name, pong, before)
             if pong is not None:
                 self.seen[name], self.last_answer = pong, now
                 if before is None or (pong.state, pong.detail) != (before.state, before.detail):
-                    lines.append(describe(pong))
+                    changed.append(pong)
         self.all_ready = all(pong is not None and pong.state == ServiceState.READY for pong in pongs.values())
         if not self.all_ready:
             self._check_time(pongs, now)
-        return lines
+        return changed
 
     def _check(self, name: str, pong: Pong | None, before: Pong | None) -> None:
         if pong is None and before is not None:
@@ -90,8 +92,3 @@ class Watch:
 
 def _is_ready(pong: Pong | None) -> bool:
     return pong is not None and pong.state == ServiceState.READY
-
-
-def describe(pong: Pong) -> str:
-    """One line, such as "worker: starting, 120 of 921 tensors"."""
-    return f"{pong.service}: {pong.state}" + (f", {pong.detail}" if pong.detail else "")

@@ -243,7 +243,8 @@ class ExpertService:
                 self._scheduler.warm(key, max(1, uses[key] // 2))
             self._work.notify_all()
         while left := self._scheduler.unfinished:
-            self._context.progress(f"warming the cache: {len(hottest) - left} of {len(hottest)} experts")
+            done, total, size = len(hottest) - left, len(hottest), self._records.layout.record_bytes
+            self._context.progress(f"warming the cache: {done} of {total} experts", done * size, total * size)
             if self._context.wait(PROGRESS_S):
                 return
 

@@ -9,7 +9,7 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,7 +18,7 @@ from safetensors.torch import save
 
 from services.worker.experts import ExpertProvider
 from services.worker.local_experts import LocalExperts
-from services.worker.model import Model
+from services.worker.model import Model, Progress
 from shared.checkpoint.config import ModelConfig
 from shared.checkpoint.index import TensorIndex
 from shared.checkpoint.schedule import problems
@@ -157,11 +157,11 @@ def _write(path: Path, data: bytes) -> None:
         raise OutputError(f"{path}: cannot write ({error.strerror})") from error
 
 
-def _progress() -> Callable[[str], None]:
+def _progress() -> Progress:
     """To a person's terminal only: scripts get errors and nothing else."""
     if not sys.stderr.isatty():
-        return lambda text: None
-    return lambda text: print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)
+        return lambda text, done, total: None
+    return lambda text, done, total: print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

@@ -39,7 +39,10 @@ class Ping:
 
 @message(4)
 class Pong:
-    """Life-cycle state, what the service is doing at start, and a one-line fatal error if it has one."""
+    """Life-cycle state, what the service is doing at start, and a one-line fatal error if it has one.
+
+    While it reads something long, `done_bytes` of `total_bytes` say how far it is; else both are 0.
+    """
 
     service: str
     boot_id: str
@@ -47,6 +50,8 @@ class Pong:
     detail: str
     pid: int
     uptime_s: float
+    done_bytes: int = 0
+    total_bytes: int = 0
 
 
 @message(5)

@@ -13,6 +13,7 @@ from collections.abc import Callable
 
 from shared.config import Config
 from shared.protocol.messages import Pong
+from shared.readable import readable_bytes
 from shared.runtime.boot import Identity
 from shared.runtime.state import ServiceState
 
@@ -34,6 +35,7 @@ class ServiceContext:
         self._lock = threading.Lock()
         self._state = ServiceState.STARTING
         self._detail = ""
+        self._read = (0, 0)
         self._callbacks: list[Callable[[], None]] = []
 
     @property
@@ -44,9 +46,9 @@ class ServiceContext:
         """Sleep until the service should stop, or the time is over; whether it should stop."""
         return self.stop.wait(timeout_s)
 
-    def progress(self, text: str) -> None:
-        """The service is not ready (any more), and this is what it does or waits for."""
-        self._enter(ServiceState.STARTING, text)
+    def progress(self, text: str, done_bytes: int = 0, total_bytes: int = 0) -> None:
+        """The service is not ready (any more), and this is what it does or waits for; how far it is with reading."""
+        self._enter(ServiceState.STARTING, text, done_bytes, total_bytes)
 
     def ready(self) -> None:
         """From now on requests are served."""
@@ -75,18 +77,22 @@ class ServiceContext:
 
     def pong(self) -> Pong:
         with self._lock:
-            state, detail = self._state, self._detail
+            state, detail, read = self._state, self._detail, self._read
         uptime = time.monotonic() - self._started
-        return Pong(self.identity.service, self.identity.boot_id, state.value, detail, os.getpid(), uptime)
+        return Pong(self.identity.service, self.identity.boot_id, state.value, detail, os.getpid(), uptime, *read)
 
-    def _enter(self, state: ServiceState, detail: str) -> None:
+    def _enter(self, state: ServiceState, detail: str, done_bytes: int = 0, total_bytes: int = 0) -> None:
         now = time.monotonic()
         with self._lock:
-            if self._state is ServiceState.DRAINING or (self._state, self._detail) == (state, detail):
+            if self._state is ServiceState.DRAINING:
+                return
+            self._read = (done_bytes, total_bytes)
+            if (self._state, self._detail) == (state, detail):
                 return
             is_progress = state is self._state
             self._state, self._detail = state, detail
             if is_progress and now - self._progress_logged < PROGRESS_LOG_S:
                 return
             self._progress_logged = now
-        log.info("state=%s%s", state.value, f" {detail}" if detail else "")
+        read = f" ({readable_bytes(done_bytes)} of {readable_bytes(total_bytes)})" if total_bytes else ""
+        log.info("state=%s%s%s", state.value, f" {detail}" if detail else "", read)

@@ -3,6 +3,7 @@ from pathlib import Path
 
 import pytest
 
+from services.cli.progress import describe
 from services.cli.wait import SILENCE_S, Watch
 from shared.config import Config, ModelSection, RunConfig
 from shared.errors import ErrorCode, PeerLost, ServiceError
@@ -25,10 +26,10 @@ READY = answers(pong("expertd"), pong("worker"), pong("front"))
 def test_tells_changes_once_and_ends_when_all_are_ready():
     watch = Watch(CONFIG, 0.0, 60.0)
     loading = answers(pong("expertd", "starting", "3 of 9 files"))
-    assert watch.look(loading, 1.0) == ["expertd: starting, 3 of 9 files"]
+    assert list(map(describe, watch.look(loading, 1.0))) == ["expertd: starting, 3 of 9 files"]
     assert watch.look(loading, 2.0) == []
     assert not watch.all_ready
-    assert watch.look(READY, 3.0) == ["expertd: ready", "worker: ready", "front: ready"]
+    assert list(map(describe, watch.look(READY, 3.0))) == ["expertd: ready", "worker: ready", "front: ready"]
     assert watch.all_ready
 
 

@@ -74,7 +74,17 @@ def test_names_a_type_that_the_model_has_no_use_for(copy: TensorIndex) -> None:
 
 
 def test_load_says_what_it_is_at() -> None:
-    said: list[str] = []
-    Model.load(TensorIndex.open(goldens.TINY_A), ModelConfig.from_dir(goldens.TINY_A), 64, progress=said.append)
-    assert said[0] == "weights: layer 1 of 6"
-    assert len(said) >= 6
+    said: list[tuple[str, int, int]] = []
+    index = TensorIndex.open(goldens.TINY_A)
+    Model.load(index, ModelConfig.from_dir(goldens.TINY_A), 64, progress=lambda *args: said.append(args))
+    assert [text for text, _, _ in said] == [
+        "weights: embedding and head",
+        *(f"weights: layer {number} of 6" for number in range(1, 7)),
+        "weights: MTP block",
+        "weights: all read",
+    ]
+    done = [count for _, count, _ in said]
+    assert done == sorted(done)
+    (total,) = {total for _, _, total in said}
+    assert (done[0], done[-1]) == (0, total)
+    assert total == sum(info.nbytes for name, info in index.tensors.items() if ".experts." not in name)
