@@ -37,7 +37,7 @@ def events_of(
     events: list[Event] = [Queued(2), Started(10, 4)]
     num_calls = 0
     for kind, said in parts:
-        pieces = [said[a:b] for a, b in zip([0, *cuts], [*cuts, None], strict=True)]
+        pieces = [piece for a, b in zip([0, *cuts], [*cuts, None], strict=True) if (piece := said[a:b])]
         if kind == "text":
             events += map(TextDelta, pieces)
         elif kind == "reasoning":

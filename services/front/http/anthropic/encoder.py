@@ -22,6 +22,7 @@ from services.front.generation import (
 )
 from services.front.http.anthropic.errors import error_body
 from services.front.http.errors import problem_of
+from services.front.http.openai.chat import format_body
 from shared.errors import ServiceError
 
 PING = {"type": "ping"}
@@ -98,8 +99,6 @@ class MessageEncoder:
         return [{"type": "message_start", "message": self.whole | {"content": []}}]
 
     def _write(self, opening: dict[str, Any], delta: str, key: str, text: str) -> list[dict[str, Any]]:
-        if not text:
-            return []
         events = []
         if self._block is None or self._block.opening["type"] != opening["type"]:
             events = self._open(opening)
@@ -144,7 +143,7 @@ class MessageEncoder:
 
     def _finish(self, event: Finished) -> list[dict[str, Any]]:
         reason = "stop_sequence" if event.stop_text is not None else _STOP_REASONS[event.reason]
-        ending = {"stop_reason": reason, "stop_sequence": event.stop_text}
+        ending = {"stop_reason": reason, "stop_sequence": event.stop_text} | format_body(event)
         self.whole |= ending | {"usage": _usage(event.usage)}
         return [
             {"type": "message_delta", "delta": ending, "usage": self.whole["usage"]},

@@ -52,12 +52,14 @@ def read_prompt(fields: Fields) -> Conversation:
         ChatError: as `read_request`.
     """
     thinking, output = fields.table("thinking"), fields.table("output_config")
+    is_thinking = thinking.choice("type", _THINKING, "disabled") != "disabled"
+    effort = _read_effort(thinking, output)
     tools = tuple(map(_read_tool, fields.tables("tools")))
     choice = fields.table("tool_choice")
     return Conversation(
         messages=tuple(read_conversation(fields)),
-        thinking=thinking.choice("type", _THINKING, "disabled") != "disabled",
-        effort=_read_effort(thinking, output),
+        thinking=is_thinking,
+        effort=effort if is_thinking else None,
         tools=() if choice.raw("type") == "none" else tools,
         forced_call=_read_forced_call(choice),
         max_calls=_read_max_calls(choice),

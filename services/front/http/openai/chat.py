@@ -47,7 +47,7 @@ class ChatEncoder:
                 return [self._chunk({"role": "assistant", "content": ""})]
             case TextDelta(text, logprobs):
                 self._text.append(text)
-                tokens = [_token(token) for token in logprobs]
+                tokens = [token_body(token) for token in logprobs]
                 self._logprobs += tokens
                 return [self._chunk({"content": text}, logprobs=tokens)]
             case ReasoningDelta(text):
@@ -120,12 +120,18 @@ def _ending(event: Finished) -> dict[str, Any]:
     ending: dict[str, Any] = {"finish_reason": event.reason}
     if event.stop_text is not None:
         ending["stop_reason"] = event.stop_text
-    if event.format_error is not None:
-        ending["response_format"] = {"valid": not event.format_error, "error": event.format_error or None}
-    return ending
+    return ending | format_body(event)
 
 
-def _token(token: TokenLogprob) -> dict[str, Any]:
+def format_body(event: Finished) -> dict[str, Any]:
+    """Whether an answer that was asked to be JSON is; nothing if it was not asked."""
+    if event.format_error is None:
+        return {}
+    return {"response_format": {"valid": not event.format_error, "error": event.format_error or None}}
+
+
+def token_body(token: TokenLogprob) -> dict[str, Any]:
+    """The log-probability of a token, and those of the likeliest at its place."""
     top = [_likely(data, logprob) for data, logprob in token.top]
     return _likely(token.data, token.logprob) | {"top_logprobs": top}
 

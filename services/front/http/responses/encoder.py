@@ -20,6 +20,7 @@ from services.front.generation import (
     ToolCallDelta,
     Usage,
 )
+from services.front.http.openai.chat import format_body, token_body
 from shared.errors import ErrorCode, ServiceError
 
 
@@ -29,6 +30,7 @@ class _Item:
 
     opening: dict[str, Any]
     pieces: list[str] = field(default_factory=list)
+    logprobs: list[dict[str, Any]] = field(default_factory=list)
 
     @property
     def text(self) -> str:
@@ -39,10 +41,23 @@ class _Item:
         """The part that holds the text; a function call has none."""
         match self.opening["type"]:
             case "message":
-                return {"type": "output_text", "text": self.text, "annotations": [], "logprobs": []}
+                return {"type": "output_text", "text": self.text, "annotations": [], "logprobs": list(self.logprobs)}
             case "reasoning":
                 return {"type": "reasoning_text", "text": self.text}
         return None
+
+    @property
+    def endings(self) -> list[tuple[str, dict[str, Any]]]:
+        """What a stream says of the whole text: kinds of events and their fields."""
+        place, text, part = {"content_index": 0}, {"text": self.text}, {"part": self.part}
+        match self.opening["type"]:
+            case "message":
+                done = ("output_text.done", place | text | {"logprobs": self.logprobs})
+            case "reasoning":
+                done = ("reasoning_text.done", place | text)
+            case _:
+                return [("function_call_arguments.done", {"arguments": self.text, "name": self.opening["name"]})]
+        return [done, ("content_part.done", place | part)]
 
     def complete(self, status: str) -> dict[str, Any]:
         content = {"arguments": self.text} if self.part is None else {"content": [self.part]}
@@ -83,10 +98,10 @@ class ResponseEncoder:
             case Started():
                 self.whole["status"] = "in_progress"
                 return [*self._begin(), self._response_event("response.in_progress")]
-            case TextDelta(text):
-                return self._write("message", text)
+            case TextDelta():
+                return self._text_delta(event)
             case ReasoningDelta(text):
-                return self._write("reasoning", text)
+                return [*self._continue("reasoning"), self._grow("reasoning_text.delta", text, content_index=0)]
             case ToolCallDelta():
                 return self._call_delta(event)
             case Finished("abort"):
@@ -96,21 +111,24 @@ class ResponseEncoder:
 
     def fail(self, error: ServiceError) -> list[dict[str, Any]]:
         """The end of an answer that cannot be completed."""
-        self.whole["status"] = "failed"
-        self.whole["error"] = {"code": "server_error", "message": error.detail}
-        return [*self._begin(), *self._close("incomplete"), self._response_event("response.failed")]
+        events = [*self._begin(), *self._close("incomplete")]
+        self.whole |= {"status": "failed", "error": {"code": "server_error", "message": error.detail}}
+        return [*events, self._response_event("response.failed")]
 
     def _begin(self) -> list[dict[str, Any]]:
         return [] if self._num_events else [self._response_event("response.created")]
 
-    def _write(self, kind: str, text: str) -> list[dict[str, Any]]:
-        if not text:
-            return []
-        events = []
-        if self._item is None or self._item.opening["type"] != kind:
-            events = self._open_text(kind)
-        delta = "output_text.delta" if kind == "message" else "reasoning_text.delta"
-        return [*events, self._grow(delta, text)]
+    def _text_delta(self, event: TextDelta) -> list[dict[str, Any]]:
+        events = self._continue("message")
+        logprobs = list(map(token_body, event.logprobs))
+        events.append(self._grow("output_text.delta", event.text, content_index=0, logprobs=logprobs))
+        assert self._item is not None
+        self._item.logprobs += logprobs
+        return events
+
+    def _continue(self, kind: str) -> list[dict[str, Any]]:
+        """Open an item of this kind if none is open."""
+        return self._open_text(kind) if self._item is None or self._item.opening["type"] != kind else []
 
     def _open_text(self, kind: str) -> list[dict[str, Any]]:
         if kind == "message":
@@ -136,24 +154,16 @@ class ResponseEncoder:
         item = opening | {"status": "in_progress"}
         return [*events, self._event("response.output_item.added", output_index=self._index, item=item)]
 
-    def _grow(self, kind: str, text: str) -> dict[str, Any]:
+    def _grow(self, kind: str, text: str, **place: Any) -> dict[str, Any]:
         assert self._item is not None
         self._item.pieces.append(text)
-        return self._item_event(kind, delta=text, **_PLACES[kind])
+        return self._item_event(kind, delta=text, **place)
 
     def _close(self, status: str) -> list[dict[str, Any]]:
         if self._item is None:
             return []
-        text, part, item = self._item.text, self._item.part, self._item.complete(status)
-        if part is None:
-            done = {"arguments": text, "name": item["name"]}
-            events = [self._item_event("function_call_arguments.done", **done)]
-        else:
-            kind = "output_text.done" if item["type"] == "message" else "reasoning_text.done"
-            events = [
-                self._item_event(kind, text=text, **_PLACES[kind]),
-                self._item_event("content_part.done", content_index=0, part=part),
-            ]
+        item = self._item.complete(status)
+        events = [self._item_event(kind, **fields) for kind, fields in self._item.endings]
         events.append(self._event("response.output_item.done", output_index=self._index, item=item))
         self.whole["output"].append(item)
         self._item = None
@@ -162,7 +172,7 @@ class ResponseEncoder:
     def _finish(self, event: Finished) -> list[dict[str, Any]]:
         status = "incomplete" if event.reason == "length" else "completed"
         events = self._close(status)
-        self.whole |= {"status": status, "usage": _usage(event.usage)}
+        self.whole |= {"status": status, "usage": _usage(event.usage)} | format_body(event)
         if status == "incomplete":
             self.whole["incomplete_details"] = {"reason": "max_output_tokens"}
         return [*events, self._response_event(f"response.{status}")]
@@ -183,16 +193,6 @@ class ResponseEncoder:
     def _event(self, kind: str, **values: Any) -> dict[str, Any]:
         self._num_events += 1
         return {"type": kind, "sequence_number": self._num_events - 1, **values}
-
-
-# Where in its item a text stands, for the events that say so.
-_PLACES: dict[str, dict[str, Any]] = {
-    "output_text.delta": {"content_index": 0, "logprobs": []},
-    "output_text.done": {"content_index": 0, "logprobs": []},
-    "reasoning_text.delta": {"content_index": 0},
-    "reasoning_text.done": {"content_index": 0},
-    "function_call_arguments.delta": {},
-}
 
 
 def _usage(usage: Usage) -> dict[str, Any]:

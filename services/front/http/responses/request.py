@@ -14,6 +14,7 @@ from services.front.effort import EFFORTS
 from services.front.generation import ANY_FUNCTION, Conversation, GenerationRequest, Sampling
 from services.front.http.conversation import function_tool
 from services.front.http.fields import Fields
+from services.front.http.openai.request import MAX_TOP_LOGPROBS
 from services.front.http.responses.items import read_conversation
 from services.front.schema import check_schema
 
@@ -47,6 +48,7 @@ def read_request(body: Any) -> ResponsesRequest:
         max_tokens=fields.whole("max_output_tokens", 0, 1 if fields.has("max_output_tokens") else 0),
         temperature=fields.number("temperature", 1.0, 0.0, 2.0),
         top_p=fields.share("top_p", 1.0),
+        top_logprobs=_read_top_logprobs(fields),
     )
     fields.text("model", "")
     prompt = _read_prompt(fields)
@@ -60,6 +62,7 @@ def read_request(body: Any) -> ResponsesRequest:
         "text": fields.table("text").values or {"format": {"type": "text"}},
         "tool_choice": fields.raw("tool_choice") or "auto",
         "tools": fields.items("tools"),
+        "top_logprobs": max(sampling.top_logprobs, 0),
         "top_p": sampling.top_p,
         "user": fields.raw("user"),
     }
@@ -69,16 +72,24 @@ def read_request(body: Any) -> ResponsesRequest:
 def _read_prompt(fields: Fields) -> Conversation:
     reasoning = fields.table("reasoning")
     effort = reasoning.choice("effort", ("none", *EFFORTS)) if reasoning.has("effort") else None
+    thinking = bool(reasoning.values) and effort != "none"
     tools = tuple(map(_read_tool, fields.tables("tools")))
     return Conversation(
         messages=tuple(read_conversation(fields)),
-        thinking=bool(reasoning.values) and effort != "none",
-        effort=effort,
+        thinking=thinking,
+        effort=effort if thinking else None,
         tools=() if fields.raw("tool_choice") == "none" else tools,
         forced_call=_read_forced_call(fields),
         max_calls=_read_max_calls(fields),
         json_schema=_read_schema(fields.table("text").table("format")),
     )
+
+
+def _read_top_logprobs(fields: Fields) -> int:
+    """-1 unless the client asks for a number of them, or for them at all."""
+    if fields.has("top_logprobs"):
+        return fields.whole("top_logprobs", None, 0, MAX_TOP_LOGPROBS)
+    return 0 if "message.output_text.logprobs" in fields.items("include") else -1
 
 
 def _read_tool(tool: Fields) -> dict[str, Any]:

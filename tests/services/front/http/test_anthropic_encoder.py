@@ -4,13 +4,14 @@ import json
 
 import pytest
 from anthropic.lib.streaming._messages import accumulate_event
-from anthropic.types import Message, RawMessageStreamEvent
+from anthropic.types import ErrorResponse, Message, RawMessageStreamEvent
 from helpers.answers import ARGUMENTS, USAGE, answers, events_of
 from hypothesis import given, settings
 from pydantic import TypeAdapter
 
 from services.front.generation import Finished, Queued, Usage
 from services.front.http.anthropic.encoder import PING, SIGNATURE, MessageEncoder
+from shared.errors import ErrorCode, ServiceError
 
 STREAM_EVENT = TypeAdapter(RawMessageStreamEvent)
 USED = {
@@ -108,6 +109,29 @@ def test_why_it_ended(finished, reason, sequence):
     stream, message = encode(events_of([("text", "Hi")], finished=finished))
     assert stream[-2]["delta"] == {"stop_reason": reason, "stop_sequence": sequence}
     assert (message["stop_reason"], message["stop_sequence"]) == (reason, sequence)
+
+
+@pytest.mark.parametrize("error", ["", "not JSON"])
+def test_says_whether_an_answer_keeps_its_format(error):
+    stream, message = encode(events_of([("text", "{}")], finished=Finished("stop", USAGE, format_error=error)))
+    assert message["response_format"] == {"valid": not error, "error": error or None}
+    assert stream[-2]["delta"]["response_format"] == message["response_format"]
+
+
+@pytest.mark.parametrize(
+    ("code", "kind"),
+    [
+        (ErrorCode.PEER_LOST, "overloaded_error"),
+        (ErrorCode.NO_CAPACITY, "rate_limit_error"),
+        (ErrorCode.TIMEOUT, "timeout_error"),
+        (ErrorCode.BAD_REQUEST, "invalid_request_error"),
+        (ErrorCode.INTERNAL, "api_error"),
+    ],
+)
+def test_a_failure_is_an_error_event(code, kind):
+    (event,) = MessageEncoder("msg_1", "demo").fail(ServiceError(code, "what happened"))
+    assert event == {"type": "error", "error": {"type": kind, "message": "what happened"}}
+    ErrorResponse.model_validate(event)
 
 
 def test_an_empty_answer_has_no_block():

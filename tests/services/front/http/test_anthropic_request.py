@@ -66,6 +66,7 @@ def test_tool_choice(choice, forced, max_calls, num_tools):
     [
         (None, None, (False, None)),
         ({"type": "disabled"}, None, (False, None)),
+        (None, {"effort": "max"}, (False, None)),
         ({"type": "adaptive"}, None, (True, None)),
         ({"type": "enabled", "budget_tokens": LOW_BUDGET - 1}, None, (True, "low")),
         ({"type": "enabled", "budget_tokens": LOW_BUDGET}, None, (True, "high")),

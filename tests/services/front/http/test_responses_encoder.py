@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
-from services.front.generation import Finished, Queued, Started, TextDelta
+from services.front.generation import Finished, Queued, Started, TextDelta, TokenLogprob
 from services.front.http.responses.encoder import ResponseEncoder
 from services.front.http.responses.request import read_request
 from shared.errors import ErrorCode, ServiceError
@@ -119,3 +119,27 @@ def test_a_cancelled_answer_has_failed():
         stream, response = encode([*before, Finished("abort", USAGE)])
         assert (stream[0]["type"], stream[-1]["type"]) == ("response.created", "response.failed")
         assert response["error"]["message"] == "the request was cancelled"
+
+
+def test_logprobs_come_with_their_text():
+    tokens = [TokenLogprob(b"Hi", -0.5, ((b"Hi", -0.5), (b"Oh", -1.0))), TokenLogprob(b"\xc3", -0.1)]
+    likely = [
+        {"token": "Hi", "logprob": -0.5, "bytes": [72, 105]},
+        {"token": "Oh", "logprob": -1.0, "bytes": [79, 104]},
+    ]
+    written = [
+        likely[0] | {"top_logprobs": likely},
+        {"token": "\N{REPLACEMENT CHARACTER}", "logprob": -0.1, "bytes": [0xC3], "top_logprobs": []},
+    ]
+    deltas = [TextDelta("Hi", (tokens[0],)), TextDelta("?", (tokens[1],))]
+    stream, response = encode([Started(1, 0), *deltas, Finished("stop", USAGE)])
+    assert [e["logprobs"] for e in stream if e["type"] == "response.output_text.delta"] == [written[:1], written[1:]]
+    (done,) = (e for e in stream if e["type"] == "response.output_text.done")
+    assert done["logprobs"] == response["output"][0]["content"][0]["logprobs"] == written
+    Response.model_validate(response)
+
+
+@pytest.mark.parametrize("error", ["", "not JSON"])
+def test_says_whether_an_answer_keeps_its_format(error):
+    _, response = encode([Started(1, 0), TextDelta("{}"), Finished("stop", USAGE, format_error=error)])
+    assert response["response_format"] == {"valid": not error, "error": error or None}

@@ -72,7 +72,7 @@ def test_tool_choice(given, forced, max_calls, num_tools):
     ("reasoning", "expected"),
     [
         (None, (False, None)),
-        ({"effort": "none"}, (False, "none")),
+        ({"effort": "none"}, (False, None)),
         ({"effort": "minimal"}, (True, "minimal")),
         ({"effort": "high", "summary": "auto"}, (True, "high")),
         ({"summary": "auto"}, (True, None)),
@@ -81,6 +81,21 @@ def test_tool_choice(given, forced, max_calls, num_tools):
 def test_reasoning(reasoning, expected):
     read_prompt = prompt(reasoning=reasoning)
     assert (read_prompt.thinking, read_prompt.effort) == expected
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({}, -1),
+        ({"top_logprobs": 0}, 0),
+        ({"top_logprobs": 3}, 3),
+        ({"include": ["reasoning.encrypted_content"]}, -1),
+        ({"include": ["message.output_text.logprobs"]}, 0),
+        ({"include": ["message.output_text.logprobs"], "top_logprobs": 2}, 2),
+    ],
+)
+def test_logprobs(given, expected):
+    assert read(**given).generation.sampling.top_logprobs == expected
 
 
 @pytest.mark.parametrize(
@@ -106,6 +121,7 @@ def test_output_format(text_format, expected):
         ({"input": 3}, "input must be a list"),
         ({"model": 3}, "model must be text"),
         ({"max_output_tokens": 0}, "max_output_tokens must be 1 to"),
+        ({"top_logprobs": 21}, "top_logprobs must be 0 to 20"),
         ({"temperature": -1}, "temperature must be 0 to 2"),
         ({"reasoning": {"effort": "huge"}}, "reasoning.effort must be one of"),
         ({"tools": [{"type": "web_search"}]}, r"tools\[0\].type: only function tools are supported"),
