@@ -11,16 +11,18 @@ from contextlib import contextmanager
 
 import torch
 
+from services.worker.model.weights import CPU
 from shared.checkpoint.config import ModelConfig
 from shared.checkpoint.index import TensorIndex
 from shared.checkpoint.records import ExpertRecords
 
 
 class LocalExperts:
-    """Keeps the `cache_bytes` most recently used records; at least one look-up's worth is always possible."""
+    """Keeps the `cache_bytes` most recently used records on `device`; one look-up's worth is always possible."""
 
-    def __init__(self, index: TensorIndex, config: ModelConfig, cache_bytes: int) -> None:
+    def __init__(self, index: TensorIndex, config: ModelConfig, cache_bytes: int, device: torch.device = CPU) -> None:
         self._records = ExpertRecords(index, config)
+        self._device = device
         self._capacity = cache_bytes // self._records.layout.slot_bytes
         self._cache: OrderedDict[tuple[int, int], torch.Tensor] = OrderedDict()
         self.wave_experts = max(1, self._capacity, config.num_experts_per_tok)
@@ -44,6 +46,7 @@ class LocalExperts:
     def read(self, layer: int, expert: int) -> torch.Tensor:
         record = torch.empty(self._records.layout.record_bytes, dtype=torch.uint8)
         self._records.read_record(layer, expert, record.numpy().data)
+        record = record.to(self._device)
         self._cache[layer, expert] = record
         while len(self._cache) > self._capacity:
             self._cache.popitem(last=False)

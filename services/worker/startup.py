@@ -12,7 +12,7 @@ from services.worker.service import WorkerService
 from services.worker.sessions import SessionDisk, SessionStore, session_root
 from shared.checkpoint.config import ModelConfig
 from shared.checkpoint.index import TensorIndex
-from shared.config import WorkerConfig
+from shared.config import Config, WorkerConfig, gpu_ordinal
 from shared.errors import ConfigError
 from shared.runtime.context import ServiceContext
 from shared.stats import StatsPublisher
@@ -22,8 +22,7 @@ from shared.transport.server import Server
 def start(context: ServiceContext) -> None:
     """Load, serve, and return when the context stops. Raises CheckpointError, ConfigError, LockedError."""
     config, worker = context.config, context.config.worker
-    if worker.device != "cpu":
-        raise ConfigError(f'{config.source}: worker.device = "{worker.device}" is not in this version; set it to "cpu"')
+    device = _device(context.config)
     if worker.threads:
         torch.set_num_threads(worker.threads)
     context.progress("reading the checkpoint's headers")
@@ -31,7 +30,7 @@ def start(context: ServiceContext) -> None:
     index = TensorIndex.open(config.model.path)
     max_context = min(config.model.max_context, model_config.max_position_embeddings)
     with closing(_sessions(worker, index)) as sessions:
-        model = Model.load(index, model_config, max_context, progress=context.progress)
+        model = Model.load(index, model_config, max_context, device=device, progress=context.progress)
         engine = Engine(model, max_context, worker.prefill_chunk, worker.min_segment, sessions)
         _serve(context, WorkerService(context, engine, index.fingerprint))
 
@@ -46,6 +45,21 @@ def _serve(context: ServiceContext, service: WorkerService) -> None:
     finally:
         stats.stop()
         server.stop(drain_s=0.5)
+
+
+def _device(config: Config) -> torch.device:
+    """Where this thread computes from now on. Raises ConfigError if torch does not find that GPU."""
+    if config.worker.device == "cpu":
+        return torch.device("cpu")
+    ordinal, count = gpu_ordinal(config.worker.device), torch.cuda.device_count()
+    if ordinal >= count:
+        raise ConfigError(
+            f'{config.source}: worker.device = "{config.worker.device}", but torch {torch.__version__} finds {count} '
+            'GPUs; see `nvidia-smi`, or set it to "cpu"'
+        )
+    device = torch.device("cuda", ordinal)
+    torch.cuda.set_device(device)  # kernels are launched on the thread's current GPU
+    return device
 
 
 def _sessions(worker: WorkerConfig, index: TensorIndex) -> SessionStore:
