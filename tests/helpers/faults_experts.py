@@ -29,7 +29,8 @@ from helpers.faults_attention import fp8_with_exact_scale
 from kernels.reference import fp8 as act_quant_module
 from kernels.reference import gemm as gemm_module
 from services.worker.model.assignment import Assignment
-from services.worker.model.moe import SHARED, Job, MoE
+from services.worker.model.moe import MoE
+from services.worker.model.separate import SHARED, Job, SeparateExperts
 from services.worker.model.weights import WeightReader
 
 Op = Callable[..., Any]
@@ -67,7 +68,7 @@ def _swiglu(changed: Callable[..., torch.Tensor]) -> Inject:
     def activation(right: Op) -> Op:
         return lambda *arguments: changed(right, is_shared[0], *arguments)
 
-    return all_of(_method(MoE, "_together", one_by_one), replacing("swiglu", activation))
+    return all_of(_method(SeparateExperts, "_together", one_by_one), replacing("swiglu", activation))
 
 
 def _without_limit(of_shared: bool) -> Inject:
