@@ -22,6 +22,7 @@ check: env
 	ruff format --check .
 	mypy
 
+# With Chromium (apt-get install chromium chromium-driver) the page is tested too; without, those tests are skipped.
 test: check
 	pytest
 

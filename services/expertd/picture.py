@@ -1,7 +1,7 @@
 """The cache as a picture: for every expert whether it is resident, and how hot it is.
 
-One byte an expert, layer by layer: 128 if it is resident, plus its heat on a logarithmic scale from 0 to 127. So each
-picture says everything, and whoever draws flashes compares it with the one before.
+One byte an expert, layer by layer: 128 if it is resident, plus its heat from 0 to 127, which is the square root of its
+share of the hottest one's. So each picture says everything, and whoever draws flashes compares it with the one before.
 """
 
 from __future__ import annotations
@@ -13,8 +13,6 @@ from shared.memory.control_block import NO_SLOT
 
 RESIDENT = 128
 HOTTEST = 127
-# Levels for each doubling of the heat; the scale ends above a thousand.
-LEVELS = 12
 # Heat fades with work, not with time, so that an idle cache keeps its picture: it halves whenever there were this many
 # uses for each expert.
 HALF_LIFE = 16
@@ -33,6 +31,7 @@ class Picture:
         self._seen += new
         self._heat *= 0.5 ** (float(new.sum()) / (HALF_LIFE * new.size))
         self._heat += new
-        cells: npt.NDArray[np.uint8] = np.minimum(LEVELS * np.log2(1.0 + self._heat), HOTTEST).astype(np.uint8)
+        hottest = max(1.0, self._heat.max())
+        cells: npt.NDArray[np.uint8] = np.rint(HOTTEST * np.sqrt(self._heat / hottest)).astype(np.uint8)
         cells[slot_table != NO_SLOT] |= RESIDENT
         return cells.tobytes()

@@ -19,7 +19,7 @@ from shared.checkpoint.synth_tokenizer import tokenizer_files
 from shared.config import Config, load_config
 from shared.protocol.messages import Generate, Pong, TokensGenerated
 from shared.runtime.boot import make_identity
-from shared.stats import StatsPublisher
+from shared.stats import StatsPublisher, TakePicture
 from shared.transport.request import Request
 from shared.transport.server import Server
 
@@ -106,7 +106,11 @@ def doomed_worker(config_path: Path) -> Iterator[subprocess.Popen[bytes]]:
 
 @contextmanager
 def fake_service(
-    config: Config, name: str, states: Callable[[], tuple[str, str]], values: Callable[[], dict[str, float]] = dict
+    config: Config,
+    name: str,
+    states: Callable[[], tuple[str, str]],
+    values: Callable[[], dict[str, float]] = dict,
+    take_picture: TakePicture = bytes,
 ) -> Iterator[None]:
     """A service as its clients see it from outside: it answers pings with a state and publishes statistics."""
     config.run_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -116,7 +120,9 @@ def fake_service(
         return Pong(name, identity.boot_id, *states(), pid=os.getpid(), uptime_s=1.0)
 
     control = Server(config.endpoint(f"{name}.control"), identity, lambda _: None, status=pong)
-    stats = StatsPublisher(config.endpoint(f"{name}.stats"), identity, lambda: (values(), {"policy": "lfu"}), 0.05)
+    stats = StatsPublisher(
+        config.endpoint(f"{name}.stats"), identity, lambda: (values(), {"policy": "lfu"}), 0.05, take_picture
+    )
     control.start()
     stats.start()
     try:

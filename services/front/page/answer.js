@@ -4,6 +4,7 @@ import { MarkdownView, element } from "./markdown.js";
 import { percent } from "./format.js";
 import { callText } from "./tools.js";
 
+// How often a growing answer is drawn.
 const DRAW_MS = 40;
 
 export class AnswerView {
@@ -72,6 +73,12 @@ export class AnswerView {
     this.draw();
     this.note.hidden = true;
     this.footer.append(element("span", notes.join(" · ")));
+  }
+
+  /** It ended early: calls that are not complete count for nothing. */
+  breakOff(note) {
+    this.calls = [];
+    this.end([note]);
   }
 
   /** Whether there is anything to keep. */

@@ -5,9 +5,10 @@ import { Palette } from "./palette.js";
 const SPAN_S = 120;
 
 export class Chart {
-  /** `top` is the highest value shown; null lets it follow the values. */
-  constructor(canvas, top = null) {
+  /** `format` writes a value; `top` is the highest value shown, or null to follow the values. */
+  constructor(canvas, format, top = null) {
     this.canvas = canvas;
+    this.format = format;
     this.context = canvas.getContext("2d");
     this.top = top;
     this.points = []; // [seconds, value or null where there was nothing to measure]
@@ -38,6 +39,9 @@ export class Chart {
     const y = (value) => height - scale - (value / highest) * (height - 3 * scale);
     this.grid(width, height, scale);
     for (const run of runs(this.points)) this.line(run, x, y, height, scale);
+    this.context.fillStyle = this.palette.label;
+    this.context.font = `${10 * scale}px system-ui, sans-serif`;
+    this.context.fillText(this.format(highest), 5 * scale, 13 * scale);
   }
 
   grid(width, height, scale) {
@@ -74,5 +78,5 @@ function runs(points) {
 
 function makePalette(style) {
   const colours = new Palette(style);
-  return { line: colours.get("--line"), curve: colours.get("--accent") };
+  return { line: colours.get("--line"), curve: colours.get("--accent"), label: colours.get("--faint") };
 }

@@ -21,7 +21,7 @@ export class Chat {
     this.onBusy = onBusy;
     this.messages = [];
     this.running = null; // the AbortController of the answer that is coming
-    this.results = null; // the form that asks for the results of tool calls
+    this.pending = null; // { view, fields, form } of tool calls whose results are asked for
     this.isFollowing = true;
     log.addEventListener("scroll", () => {
       this.isFollowing = log.scrollHeight - log.scrollTop - log.clientHeight < NEAR_END_PX;
@@ -40,7 +40,7 @@ export class Chat {
   clear() {
     this.stop();
     this.messages = [];
-    this.results = null;
+    this.pending = null;
     this.log.replaceChildren();
   }
 
@@ -61,12 +61,12 @@ export class Chat {
     const controller = (this.running = new AbortController());
     this.onBusy(true);
     const view = new AnswerView(this.log);
+    let problem = null;
     try {
-      const ending = await this.stream(view, controller.signal);
-      view.end(ending);
+      view.end(await this.stream(view, controller.signal));
     } catch (error) {
-      view.end(controller.signal.aborted ? ["stopped"] : []);
-      if (!controller.signal.aborted) this.showError(error, view);
+      view.breakOff(controller.signal.aborted ? "stopped" : "broken off");
+      if (!controller.signal.aborted) problem = error;
     } finally {
       if (this.running === controller) {
         this.running = null;
@@ -74,10 +74,10 @@ export class Chat {
       }
     }
     if (messages !== this.messages) return;
-    if (view.isEmpty) return;
-    this.messages.push(view.message);
-    if (view.calls.length && !controller.signal.aborted) this.askResults(view);
-    this.offerAgain(view);
+    if (!view.isEmpty) messages.push(view.message);
+    if (view.calls.length) this.askResults(view);
+    if (problem) this.showError(problem, view);
+    else this.offerAgain(view);
   }
 
   /** Fill the view with the answer as it comes; what it cost in the end. */
@@ -125,33 +125,33 @@ export class Chat {
     fields.forEach((field, i) => view.callBox.children[i].append(field));
     const send = element("button", fields.length > 1 ? "Send results" : "Send result");
     send.className = "main";
-    this.results = element("form", send);
-    this.results.addEventListener("submit", (event) => {
+    const form = element("form", send);
+    form.addEventListener("submit", (event) => {
       event.preventDefault();
-      if (this.running) return;
-      this.giveResults(view, fields.map((field) => field.value));
+      this.giveResults(fields.map((field) => field.value));
       this.answer();
     });
-    view.callBox.append(this.results);
-    this.pending = { view, fields };
+    view.callBox.append(form);
+    this.pending = { view, fields, form };
     fields[0].focus();
   }
 
-  giveResults(view, results) {
+  giveResults(results) {
+    const { view, fields, form } = this.pending;
+    this.pending = null;
+    form.remove();
     this.log.querySelectorAll(".again").forEach((node) => node.remove());
-    results.forEach((content, i) => this.messages.push({ role: "tool", tool_call_id: view.calls[i].id, content }));
-    this.results.remove();
-    this.results = null;
-    this.pending.fields.forEach((field, i) => {
-      const shown = element("div", results[i]);
+    results.forEach((content, i) => {
+      this.messages.push({ role: "tool", tool_call_id: view.calls[i].id, content });
+      const shown = element("div", content);
       shown.className = "result";
-      field.replaceWith(shown);
+      fields[i].replaceWith(shown);
     });
   }
 
   /** A question instead of results: every call needs one before the conversation can go on. */
   declineCalls() {
-    if (this.results) this.giveResults(this.pending.view, this.pending.fields.map(() => DECLINED));
+    if (this.pending) this.giveResults(this.pending.fields.map(() => DECLINED));
   }
 
   // --- once more ---
@@ -161,19 +161,14 @@ export class Chat {
     again.type = "button";
     again.className = "again";
     again.addEventListener("click", () => this.again(view));
-    const copy = element("button", "Copy");
-    copy.type = "button";
-    copy.addEventListener("click", async () => {
-      await navigator.clipboard.writeText(view.text);
-      copy.textContent = "Copied";
-    });
-    view.footer.append(copy, again);
+    if (view.text && navigator.clipboard) view.footer.append(copyButton(view.text)); // only where the page is secure
+    view.footer.append(again);
   }
 
   again(view) {
     if (this.running) return;
-    this.messages.splice(this.messages.lastIndexOf(this.messages.findLast(({ role }) => role === "assistant")));
-    this.results = null;
+    if (!view.isEmpty) this.messages.splice(this.messages.findLastIndex(({ role }) => role === "assistant"));
+    this.pending = null;
     view.node.remove();
     this.answer();
   }
@@ -188,9 +183,18 @@ export class Chat {
     box.setAttribute("role", "alert");
     retry.addEventListener("click", () => {
       box.remove();
-      if (view.isEmpty) this.answer();
-      else this.again(view);
+      this.again(view);
     });
     this.log.append(box);
   }
+}
+
+function copyButton(text) {
+  const copy = element("button", "Copy");
+  copy.type = "button";
+  copy.addEventListener("click", async () => {
+    await navigator.clipboard.writeText(text);
+    copy.textContent = "Copied";
+  });
+  return copy;
 }

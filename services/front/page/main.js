@@ -1,6 +1,6 @@
 // Puts the page together.
 
-import { onKeyNeeded } from "./api.js";
+import { onKeyNeeded, request } from "./api.js";
 import { Chart } from "./chart.js";
 import { Chat } from "./chat.js";
 import { bytes, count, percent } from "./format.js";
@@ -121,8 +121,8 @@ $("suggestions").addEventListener("click", ({ target }) => {
 // --- cache ---
 
 const picture = new Picture($("picture"), $("readout"));
-const hitChart = new Chart($("hit-rate-chart"), 1);
-const readChart = new Chart($("read-rate-chart"));
+const hitChart = new Chart($("hit-rate-chart"), percent, 1);
+const readChart = new Chart($("read-rate-chart"), (rate) => `${bytes(rate)}/s`);
 canvases.push(picture, hitChart, readChart);
 setTheme(localStorage.getItem("icebox-theme") in THEMES ? localStorage.getItem("icebox-theme") : "auto");
 
@@ -143,7 +143,7 @@ watch(
     readChart.add(snapshot.time_s, readRate);
     $("hit-rate").textContent = percent(rates.hitRate);
     $("read-rate").textContent = readRate === null ? "-" : `${bytes(readRate)}/s`;
-    $("policy").textContent = `${labels.checkpoint}, ${labels.policy}`;
+    $("policy").textContent = labels.policy;
     showTotals({
       "in memory": `${count(values.slots_resident)} of ${count(values.moe_layers * values.experts)} experts`,
       "pool": `${count(values.slots_total)} slots, ${bytes(values.slots_total * values.record_bytes)}`,
@@ -154,10 +154,17 @@ watch(
     });
   },
   (state) => {
+    if ($("status").dataset.state === state) return;
     $("status").dataset.state = state;
-    if ($("status").textContent !== STATES[state]) $("status").textContent = STATES[state];
+    $("status").textContent = STATES[state];
+    if (state === "live") showModel();
   },
 );
+
+async function showModel() {
+  const models = await (await request("/v1/models")).json();
+  $("model").textContent = models.data[0].id;
+}
 
 function showTotals(totals) {
   const list = $("totals");

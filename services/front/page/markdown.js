@@ -1,11 +1,12 @@
 // A model's Markdown as DOM nodes. Its words only ever become text nodes: there is no HTML, no link and no image, so
 // nothing that it writes can run, load or lead anywhere.
 
-const FENCE = /^\s*(```+|~~~+)\s*([\w+#.-]*)/;
+const FENCE = /^\s*(```+(?=[^`]*$)|~~~+)\s*(.*)/;
 const HEADING = /^#{1,6}\s+/;
 const BULLET = /^\s*[-*+]\s+/;
 const NUMBER = /^\s*(\d{1,9})[.)]\s+/;
 const QUOTE = /^\s*>\s?/;
+const NAMES = { "*": "em", "**": "strong" };
 const RULE = /^\s*([-*_])(\s*\1){2,}\s*$/;
 
 /** Shows growing text in `parent`. Blocks that are complete are made once; only the last is made again. */
@@ -43,7 +44,7 @@ export function split(text) {
     const line = raw.replace(/\n$/, "");
     if (block?.kind === "code" && !block.closed) {
       block.length += raw.length;
-      if (line.trim().startsWith(block.fence)) block.closed = true;
+      if (closes(line.trim(), block.fence)) block.closed = true;
       else block.lines.push(line);
       continue;
     }
@@ -62,7 +63,10 @@ export function split(text) {
     } else {
       block = { kind, lines: [line], length: pending, ended: false };
       pending = 0;
-      if (kind === "code") Object.assign(block, { fence: line.match(FENCE)[1], lines: [], closed: false });
+      if (kind === "code") {
+        const [, fence, language] = line.match(FENCE);
+        Object.assign(block, { fence, language, lines: [], closed: false });
+      }
       blocks.push(block);
     }
     block.length += raw.length;
@@ -80,12 +84,13 @@ function kindOf(line) {
   return "paragraph";
 }
 
+const closes = (line, fence) => line.startsWith(fence) && !line.replaceAll(fence[0], "");
 const isList = (kind) => kind === "bullets" || kind === "numbers";
 
-function build({ kind, lines }) {
+function build({ kind, lines, language }) {
   switch (kind) {
     case "code":
-      return element("pre", element("code", lines.join("\n")));
+      return element("pre", ...(language ? [element("small", language)] : []), element("code", lines.join("\n")));
     case "heading":
       return element("h3", ...inline(lines[0].replace(HEADING, "")));
     case "rule":
@@ -121,16 +126,17 @@ function inline(text) {
   for (let i = 0; i < text.length; i++) {
     if (text[i] !== "`" && text[i] !== "*") continue;
     const mark = markAt(text, i);
-    const end = alone.has(mark) ? -1 : partner(text, mark, i + mark.length);
-    if (end < 0) alone.add(mark);
-    if (end <= i + mark.length) {
-      i += mark.length - 1;
-      continue;
+    const from = i + mark.length;
+    // A star with space after it opens nothing: `2 * 3` is no emphasis.
+    const opens = !alone.has(mark) && (mark[0] === "`" || /\S/.test(text[from] ?? ""));
+    const end = opens ? partner(text, mark, from) : -1;
+    if (opens && end < 0) alone.add(mark);
+    if (end > from) {
+      const inside = text.slice(from, end);
+      nodes.push(text.slice(shown, i), element(NAMES[mark] ?? "code", ...(mark in NAMES ? inline(inside) : [inside])));
+      shown = end + mark.length;
     }
-    const inside = text.slice(i + mark.length, end);
-    nodes.push(text.slice(shown, i), mark[0] === "`" ? element("code", inside) : marked(mark, inside));
-    shown = end + mark.length;
-    i = shown - 1;
+    i = Math.max(from, shown) - 1;
   }
   return [...nodes, text.slice(shown)];
 }
@@ -149,12 +155,6 @@ function partner(text, mark, from) {
   const isOther = () => mark === "*" && (text[at + 1] === "*" || text[at - 1] === "*");
   while (at >= 0 && (/\s/.test(text[at - 1]) || isOther())) at = text.indexOf(mark, at + 1);
   return at;
-}
-
-function marked(mark, inside) {
-  // A star with space after it opens nothing: `2 * 3` is no emphasis.
-  if (/^\s/.test(inside)) return mark + inside + mark;
-  return element(mark === "*" ? "em" : "strong", ...inline(inside));
 }
 
 /** An element with children; text children become text nodes. */

@@ -9,29 +9,28 @@ export class Palette {
     this.style = style;
   }
 
-  /** A custom property's colour as `rgb(r, g, b)`. */
+  /** A custom property's colour as a canvas takes it. */
   get(name) {
-    return text(this.channels(name));
+    return `rgb(${this.channels(name).join(", ")})`;
   }
 
-  /** A colour between a list of them, at `share` from 0 to 1. */
-  blend(names, share) {
-    const at = share * (names.length - 1);
-    const i = Math.min(Math.floor(at), names.length - 2);
-    return text(between(this.channels(names[i]), this.channels(names[i + 1]), at - i));
-  }
-
-  /** A colour with `share` of another, which is given as `rgb(...)`. */
-  mix(name, other, share) {
-    return text(between(this.channels(name), other.match(/\d+/g).map(Number), share));
-  }
-
+  /** The same as red, green and blue from 0 to 255. */
   channels(name) {
     const value = this.style.getPropertyValue(name).trim();
     const pair = value.match(/^light-dark\(\s*([^,]+),\s*([^)]+)\)$/);
     probe.fillStyle = pair ? pair[this.isDark ? 2 : 1] : value;
     probe.fillRect(0, 0, 1, 1);
     return [...probe.getImageData(0, 0, 1, 1).data.slice(0, 3)];
+  }
+
+  /** The channels of the colours from the first of these to the last, in `steps` steps. */
+  scale(names, steps) {
+    const stops = names.map((name) => this.channels(name));
+    return Array.from({ length: steps + 1 }, (_, step) => {
+      const at = (step / steps) * (stops.length - 1);
+      const i = Math.min(Math.floor(at), stops.length - 2);
+      return stops[i].map((value, channel) => value + (stops[i + 1][channel] - value) * (at - i));
+    });
   }
 }
 
@@ -40,6 +39,3 @@ function isDark(style) {
   if (scheme === "dark" || scheme === "light") return scheme === "dark";
   return matchMedia("(prefers-color-scheme: dark)").matches;
 }
-
-const between = (one, other, share) => one.map((value, i) => Math.round(value + (other[i] - value) * share));
-const text = ([red, green, blue]) => `rgb(${red}, ${green}, ${blue})`;

@@ -17,12 +17,12 @@ export class Picture {
     this.canvas = canvas;
     this.readout = readout;
     this.context = canvas.getContext("2d", { alpha: false });
+    this.small = document.createElement("canvas"); // a pixel for each cell, which the large one shows enlarged
     this.cells = new Uint8Array(0);
     this.flashes = new Map(); // cell -> { kind, since }
     this.layers = this.experts = 0;
     this.cursor = -1;
     this.frame = 0;
-    this.frames = 0; // how often it was drawn
     this.calm = matchMedia("(prefers-reduced-motion: reduce)");
     new ResizeObserver(() => this.lay()).observe(canvas.parentElement);
     canvas.addEventListener("pointermove", (event) => this.point(this.cellAt(event.offsetX, event.offsetY)));
@@ -76,7 +76,7 @@ export class Picture {
     const width = Math.floor(this.canvas.clientWidth * scale);
     const tallest = (parseFloat(style.getPropertyValue("--tallest")) / 100) * innerHeight;
     const pitch = (this.canvas.clientWidth - GUTTER) / this.experts;
-    const row = Math.max(2, Math.floor(Math.min(Math.max(pitch, 8), 22, tallest / this.layers) * scale));
+    const row = Math.max(2, Math.floor(Math.min(Math.max(pitch, 8), 26, tallest / this.layers) * scale));
     this.gutter = Math.floor(GUTTER * scale);
     this.edges = Array.from({ length: this.experts + 1 }, (_, i) =>
       this.gutter + Math.round((i * (width - this.gutter)) / this.experts),
@@ -90,6 +90,8 @@ export class Picture {
     this.context.fillStyle = this.palette.ground;
     this.context.fillRect(0, 0, width, this.canvas.height);
     this.label(scale);
+    [this.small.width, this.small.height] = [this.experts, this.layers];
+    this.pixels = new ImageData(this.experts, this.layers);
     this.paint(this.cells.keys(), performance.now());
   }
 
@@ -105,28 +107,36 @@ export class Picture {
     }
   }
 
+  /** Colour these cells and show the whole. */
   paint(cells, now) {
-    this.frames++;
+    const { data } = this.pixels;
     for (const i of cells) {
-      const x = this.edges[i % this.experts];
-      const y = Math.floor(i / this.experts) * this.row;
-      const width = this.edges[(i % this.experts) + 1] - x - this.gapX;
-      const height = this.row - this.gapY;
-      this.context.fillStyle = this.palette.cells[this.cells[i]];
-      this.context.fillRect(x, y, width, height);
+      const colour = this.palette.cells[this.cells[i]];
       const flash = this.flashes.get(i);
-      if (flash) {
-        this.context.globalAlpha = Math.max(0, 1 - (now - flash.since) / FLASH_MS);
-        this.context.fillStyle = flash.kind === READ ? this.palette.read : this.palette.evicted;
-        this.context.fillRect(x, y, width, height);
-        this.context.globalAlpha = 1;
+      const share = flash ? Math.max(0, 1 - (now - flash.since) / FLASH_MS) ** 2 : 0;
+      const over = flash?.kind === READ ? this.palette.read : this.palette.evicted;
+      for (let channel = 0; channel < 3; channel++) {
+        data[4 * i + channel] = colour[channel] + share * (over[channel] - colour[channel]);
       }
-      if (i === this.cursor) {
-        this.context.strokeStyle = this.palette.label;
-        this.context.lineWidth = 2;
-        this.context.strokeRect(x + 1, y + 1, Math.max(1, width - 2), Math.max(1, height - 2));
-      }
+      data[4 * i + 3] = 255;
     }
+    this.small.getContext("2d").putImageData(this.pixels, 0, 0);
+    this.enlarge();
+  }
+
+  enlarge() {
+    const { context, canvas, gutter, row, edges, gapX, gapY } = this;
+    context.imageSmoothingEnabled = false;
+    context.drawImage(this.small, gutter, 0, canvas.width - gutter, canvas.height);
+    context.fillStyle = this.palette.ground;
+    if (gapX) for (const edge of edges.slice(1)) context.fillRect(edge - gapX, 0, gapX, canvas.height);
+    if (gapY) for (let y = row; y <= canvas.height; y += row) context.fillRect(gutter, y - gapY, canvas.width, gapY);
+    if (this.cursor < 0) return;
+    const [x, y] = [edges[this.cursor % this.experts], Math.floor(this.cursor / this.experts) * row];
+    const width = edges[(this.cursor % this.experts) + 1] - x;
+    context.strokeStyle = this.palette.label;
+    context.lineWidth = 2;
+    context.strokeRect(x + 1, y + 1, Math.max(1, width - gapX - 2), row - gapY - 2);
   }
 
   /** Redraw what flashes until nothing does. */
@@ -159,9 +169,9 @@ export class Picture {
 
   point(cell) {
     const before = this.cursor;
-    if (cell === before) return;
+    if (cell === before || !this.pixels) return;
     this.cursor = cell;
-    this.paint([before, cell].filter((i) => i >= 0), performance.now());
+    this.enlarge();
     this.tell();
   }
 
@@ -178,16 +188,16 @@ export class Picture {
   }
 }
 
-/** The colour of each of the 256 bytes, and of what else is drawn. An expert on disk shows a little of its heat. */
+/** The colour of each of the 256 bytes, and of what else is drawn. The heat of an expert on disk is not shown. */
 function makePalette(style) {
   const colours = new Palette(style);
-  const heat = (level) => colours.blend(["--cold", "--warm", "--hot"], level / HOTTEST);
-  const absent = (level) => colours.mix("--absent", heat(level), 0.22 * Math.min(1, level / 40));
+  const absent = colours.channels("--absent");
+  const heat = colours.scale(["--cold", "--warm", "--hot"], HOTTEST);
   return {
-    cells: Array.from({ length: 256 }, (_, byte) => (byte >= RESIDENT ? heat(byte - RESIDENT) : absent(byte))),
+    cells: Array.from({ length: 256 }, (_, byte) => (byte >= RESIDENT ? heat[byte - RESIDENT] : absent)),
     ground: colours.get("--panel"),
     label: colours.get("--faint"),
-    read: colours.get("--read"),
-    evicted: colours.get("--evicted"),
+    read: colours.channels("--read"),
+    evicted: colours.channels("--evicted"),
   };
 }

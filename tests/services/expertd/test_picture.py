@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from services.expertd.picture import HALF_LIFE, HOTTEST, LEVELS, Picture
+from services.expertd.picture import HALF_LIFE, HOTTEST, Picture
 from shared.memory.control_block import NO_SLOT
 
 
@@ -31,20 +31,19 @@ def test_residency(cache):
     assert cache.levels()[1] == [[0, 0, 0], [0, 0, 1]]
 
 
-def test_heat_is_logarithmic_and_ends(cache):
-    cache.uses[0] = 1, 3, 7
-    assert cache.levels()[0] == [[LEVELS, 2 * LEVELS, 3 * LEVELS], [0, 0, 0]]
+def test_heat_is_compared_with_the_hottest(cache):
+    cache.uses[0] = 1, 4, 16
+    assert cache.levels()[0] == [[round(HOTTEST / 4), round(HOTTEST / 2), HOTTEST], [0, 0, 0]]
     cache.uses[1, 1] = 10**15
-    assert cache.levels()[0][1] == [0, HOTTEST, 0]
+    assert cache.levels()[0] == [[0, 0, 0], [0, HOTTEST, 0]]
 
 
 def test_heat_stays_while_nothing_is_used_and_halves_with_use(cache):
-    cache.uses[0, 0] = 1000
+    cache.uses[0, 0] = 2 * HALF_LIFE * 6
     before = cache.levels()
     assert cache.levels() == before
     cache.uses[1, 1] += HALF_LIFE * 6
-    [[after, *_], _] = cache.levels()[0]
-    assert after == before[0][0][0] - LEVELS
+    assert cache.levels()[0] == [[HOTTEST, 0, 0], [0, HOTTEST, 0]]
 
 
 def test_the_table_and_the_counts_are_left_alone(cache):
