@@ -1,7 +1,7 @@
 """The recorded vectors of `tests/golden/tiny-a`, and what a correct model must reach on them.
 
-Every check is a function of a loaded model that raises AssertionError, so that the tests of the model and the proof
-that they notice faults run the same code. Limits come from `thresholds.json` beside the vectors.
+Every check is a function of a loaded model that raises AssertionError, so that the tests of the model on any device and
+the proof that they notice faults run the same code. Limits come from `thresholds.json` beside the vectors.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ ROOT = Path(__file__).parents[1] / "golden"
 TINY_A = ROOT / "tiny-a"
 MAX_CONTEXT = 1024
 CACHE_BYTES = 1 << 28
+CPU = torch.device("cpu")
 _CASE = re.compile(r"(?:swiglu0\.5\.)?prefill(\d+)_decode(\d+)\.logits")
 
 
@@ -43,6 +44,10 @@ class Setup:
     def new_state(self) -> SequenceState:
         return self.model.new_state(MAX_CONTEXT)
 
+    def at_model(self, x: torch.Tensor) -> torch.Tensor:
+        """On the model's device."""
+        return x.to(self.model.device)
+
 
 @functools.cache
 def vectors(name: str) -> dict[str, torch.Tensor]:
@@ -55,17 +60,18 @@ def limits(group: str) -> dict[str, float]:
     return json.loads((ROOT / "thresholds.json").read_text())[group]
 
 
-def load(*, exact: bool, directory: Path = TINY_A) -> Setup:
+def load(*, exact: bool, directory: Path = TINY_A, device: torch.device = CPU) -> Setup:
     """A model of the tiny checkpoint, with the configuration in `directory`."""
     index, config = TensorIndex.open(TINY_A), ModelConfig.from_dir(directory)
-    return Setup(Model.load(index, config, MAX_CONTEXT, exact=exact), LocalExperts(index, config, CACHE_BYTES))
+    model = Model.load(index, config, MAX_CONTEXT, device=device, exact=exact)
+    return Setup(model, LocalExperts(index, config, CACHE_BYTES, device))
 
 
 @functools.cache
-def shared(kind: str) -> Setup:
+def shared(kind: str, device: torch.device = CPU) -> Setup:
     """`exact`, `quantised`, or `swiglu0.5`: exact, with the configuration whose limit is low enough to act."""
     directory = TINY_A / "config-swiglu0.5" if kind == "swiglu0.5" else TINY_A
-    return load(exact=kind != "quantised", directory=directory)
+    return load(exact=kind != "quantised", directory=directory, device=device)
 
 
 def token_ids() -> list[int]:
@@ -83,7 +89,7 @@ def run_case(setup: Setup, prefill: int, decode: int, state: SequenceState | Non
     ids, state = token_ids(), state or setup.new_state()
     rows = [setup.model.forward(state, ids[:prefill], setup.experts)]
     rows += [setup.model.forward(state, [ids[prefill + i]], setup.experts) for i in range(decode)]
-    return torch.stack(rows)
+    return torch.stack(rows).cpu()
 
 
 def used_state(setup: Setup, tokens: int = 150) -> SequenceState:
@@ -184,7 +190,7 @@ def check_attention_half(setup: Setup, layer: int) -> None:
     golden, state = vectors("layer-golden"), setup.new_state().layers[layer]
     outputs, keys, chosen = [], [], []
     for begin, end in _steps(LAYER_PREFILL, LAYER_DECODE):
-        h = golden[_PREFIX + "hidden"][layer, begin:end]
+        h = setup.at_model(golden[_PREFIX + "hidden"][layer, begin:end])
         with recorded(Attention, "attend") as calls, torch.inference_mode():
             outputs.append(setup.model.layers[layer].attention_half(h, state, begin))
         keys.append(calls[0].arguments[1])
@@ -199,8 +205,8 @@ def check_attention_half(setup: Setup, layer: int) -> None:
 
 def check_expert_half(setup: Setup, layer: int) -> None:
     golden, limit = vectors("layer-golden"), limits("layer")
-    after_attn, expected = golden[_PREFIX + "after_attn"][layer], golden[_PREFIX + "hidden"][layer + 1]
-    ids = torch.tensor(token_ids())
+    after_attn, expected = setup.at_model(golden[_PREFIX + "after_attn"][layer]), golden[_PREFIX + "hidden"][layer + 1]
+    ids = setup.at_model(torch.tensor(token_ids()))
     for begin, end in ((0, LAYER_PREFILL), (LAYER_PREFILL, LAYER_PREFILL + LAYER_DECODE)):
         with torch.inference_mode():
             output = _expert_half(setup, layer, after_attn, ids, begin, end)
@@ -212,8 +218,9 @@ def check_expert_half(setup: Setup, layer: int) -> None:
 def check_router(setup: Setup, layer: int) -> None:
     """The router on its recorded input: same experts, same weights."""
     golden, ids = vectors("layer-golden"), torch.tensor(token_ids()[: LAYER_PREFILL + LAYER_DECODE])
+    after_attn = setup.at_model(golden[_PREFIX + "after_attn"][layer])
     with torch.inference_mode():
-        decision = setup.model.layers[layer].route(golden[_PREFIX + "after_attn"][layer], ids)
+        decision = setup.model.layers[layer].route(after_attn, setup.at_model(ids))
     got = sorted_by_expert(*decision)
     expected = sorted_by_expert(golden[_PREFIX + "topk_ids"][layer], golden[_PREFIX + "topk_weights"][layer])
     same = (got[0] == expected[0]).all(-1)
@@ -224,7 +231,7 @@ def check_router(setup: Setup, layer: int) -> None:
 def check_head(setup: Setup) -> None:
     golden = vectors("layer-golden")
     with torch.inference_mode():
-        logits = setup.model.head.logits(golden[_PREFIX + "hidden"][-1, LAYER_PREFILL - 1 :])
+        logits = setup.model.head.logits(setup.at_model(golden[_PREFIX + "hidden"][-1, LAYER_PREFILL - 1 :]))
     _close(logits, golden[_PREFIX + "logits"], limits("layer")["head_logits_max_abs_max"])
 
 
@@ -232,7 +239,7 @@ def check_mtp_block(setup: Setup) -> None:
     golden, state, ids = vectors("layer-golden"), setup.new_state(), token_ids()
     rows, keys = [], []
     for begin, end in _steps(LAYER_PREFILL, LAYER_DECODE):
-        h = golden[_PREFIX + "hidden"][-1, begin:end]
+        h = setup.at_model(golden[_PREFIX + "hidden"][-1, begin:end])
         with recorded(Attention, "attend") as calls:
             rows.append(setup.model.draft(state, h, ids[begin + 1 : end + 1], setup.experts))
         keys.append(calls[0].arguments[1])
@@ -263,7 +270,7 @@ def _check_keys(keys: torch.Tensor, expected: torch.Tensor) -> None:
 
 
 def _check_ring(ring: torch.Tensor, keys: torch.Tensor) -> None:
-    positions = torch.arange(len(keys) - len(ring), len(keys))
+    positions = torch.arange(len(keys) - len(ring), len(keys), device=keys.device)
     assert torch.equal(ring[positions % len(ring)], keys[positions]), "the ring does not hold the last keys"
 
 
@@ -347,8 +354,9 @@ def recorded(owner: type, method: str) -> Iterator[list[Call]]:
 
 def sorted_by_expert(ids: torch.Tensor, weights: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """The order of a token's experts means nothing."""
-    order = ids.to(torch.int64).argsort(-1)
-    return ids.to(torch.int64).gather(-1, order), weights.gather(-1, order)
+    ids = ids.to(torch.int64)
+    order = ids.argsort(-1)
+    return ids.gather(-1, order).cpu(), weights.gather(-1, order).cpu()
 
 
 def _steps(prefill: int, decode: int) -> list[tuple[int, int]]:
@@ -358,20 +366,20 @@ def _steps(prefill: int, decode: int) -> list[tuple[int, int]]:
 
 def _close(got: torch.Tensor, expected: torch.Tensor, limit: float) -> None:
     assert got.shape == expected.shape
-    worst = float((got - expected).abs().max())
+    worst = float((got.cpu() - expected).abs().max())
     assert worst <= limit, f"max abs difference {worst:.3g}, allowed {limit:.3g}"
 
 
 def _relative(got: torch.Tensor, expected: torch.Tensor) -> float:
     expected = expected.float()
-    return float((got.float() - expected).norm() / expected.norm())
+    return float((got.cpu().float() - expected).norm() / expected.norm())
 
 
 def _token_errors(got: torch.Tensor, expected: torch.Tensor) -> torch.Tensor:
     """Relative error of each token over all of its streams."""
     expected = expected.float().flatten(1)
-    return (got.float().flatten(1) - expected).norm(dim=-1) / expected.norm(dim=-1)
+    return (got.cpu().float().flatten(1) - expected).norm(dim=-1) / expected.norm(dim=-1)
 
 
 def _bit_equal(got: torch.Tensor, expected: torch.Tensor) -> float:
-    return float((got.float() == expected.float()).float().mean())
+    return float((got.cpu().float() == expected.float()).float().mean())
