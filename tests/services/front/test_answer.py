@@ -27,7 +27,8 @@ from shared.checkpoint.synth_tokenizer import tokenizer_files
 from shared.protocol.messages import TokensGenerated
 
 CALLS = "\n\n<｜DSML｜tool_calls>\n"
-CALL = '<｜DSML｜invoke name="now">\n<｜DSML｜parameter name="zone" string="true">UTC</｜DSML｜parameter>\n</｜DSML｜invoke>\n'
+ZONE = '<｜DSML｜parameter name="zone" string="true">UTC</｜DSML｜parameter>'
+CALL = f'<｜DSML｜invoke name="now">\n{ZONE}\n</｜DSML｜invoke>\n'
 END = "</｜DSML｜tool_calls>"
 HELLO = {"role": "user", "content": "Hello"}
 TOOLS_TEMPLATE = "Tools: {tool_schemas}"
