@@ -22,7 +22,8 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.report import save, show
-from services.expertd.reader import RecordReader, Staging
+from services.expertd.landing import HostSlot, Staging
+from services.expertd.reader import RecordReader
 from shared.checkpoint.config import ModelConfig
 from shared.checkpoint.index import TensorIndex
 from shared.checkpoint.pack import pack
@@ -156,9 +157,9 @@ def read_records(plans: list[ReadPlan]) -> float:
     nbytes = sum(piece.nbytes for extent in plans[0].extents for piece in extent.pieces)
 
     def work(share: list[ReadPlan]) -> None:
-        slot, staging = np.frombuffer(mmap.mmap(-1, nbytes), np.uint8), Staging()
+        slot = HostSlot(np.frombuffer(mmap.mmap(-1, nbytes), np.uint8), Staging())
         for plan in share:
-            reader.read(plan, slot, staging)
+            reader.read(plan, slot)
 
     took = seconds(lambda: in_threads(work, plans))
     reader.close()

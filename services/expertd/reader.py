@@ -1,25 +1,22 @@
 """Reads records from the checkpoint's files, past the page cache where the file system allows it.
 
 O_DIRECT wants file offsets, lengths and memory aligned to the drive's blocks (open(2)), and tensors lie where they
-lie: so a read takes the aligned stretch around them into a thread's own staging buffer and copies the pieces; only an
-aligned record in one piece goes straight into its slot. Never reads past the header's word, nor from a changed file.
+lie: so a read takes the aligned stretch around them to staging memory, and the pieces are put into the slot from there;
+an aligned record in one piece goes straight into a slot that takes it. Never reads past the header's word, nor from a
+changed file.
 """
 
 from __future__ import annotations
 
 import errno
 import logging
-import mmap
 import os
 import threading
-import zlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-import numpy.typing as npt
-
+from services.expertd.landing import Bytes, SlotWriter
 from shared.checkpoint.records import Extent, ReadPlan
 from shared.errors import CheckpointError
 
@@ -28,7 +25,6 @@ log = logging.getLogger(__name__)
 BLOCK = 4096
 # What file systems without O_DIRECT say, at open or at the first read.
 NOT_DIRECT = (errno.EINVAL, errno.ENOTSUP)
-Bytes = npt.NDArray[np.uint8]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +36,7 @@ class _OpenFile:
 
 
 class RecordReader:
-    """Open files of a checkpoint, shared by reader threads; each thread brings its own `Staging`.
+    """Open files of a checkpoint, shared by reader threads; each thread brings its own `SlotWriter`.
 
     `checksums` are the crc32 of records by name, compared on every read; records without one are taken as they are.
     """
@@ -70,8 +66,8 @@ class RecordReader:
             except OSError as error:
                 raise CheckpointError(f"{path}: cannot open ({error.strerror})") from error
 
-    def read(self, plan: ReadPlan, slot: Bytes, staging: Staging) -> int:
-        """Read a record into a slot, uint8 [slot_bytes]; the number of bytes asked of the drive.
+    def read(self, plan: ReadPlan, slot: SlotWriter) -> int:
+        """Read a record into a slot; the number of bytes asked of the drive.
 
         Raises:
             CheckpointError: a file is gone, unreadable, truncated or replaced, or the record's checksum is another.
@@ -79,7 +75,7 @@ class RecordReader:
         """
         try:
             is_alone = len(plan.extents) == 1
-            nbytes = sum(self._read_extent(extent, slot, staging, is_alone) for extent in plan.extents)
+            nbytes = sum(self._read_extent(extent, slot, is_alone) for extent in plan.extents)
         except OSError as error:
             file = error.filename or plan.extents[0].file  # preadv does not say
             raise CheckpointError(f"{file}: cannot read {plan.name} ({error.strerror})") from error
@@ -92,27 +88,27 @@ class RecordReader:
         self._files.clear()
         self._outdated.clear()
 
-    def _compare(self, plan: ReadPlan, slot: Bytes) -> None:
+    def _compare(self, plan: ReadPlan, slot: SlotWriter) -> None:
         expected = self._checksums.get(plan.name)
         if expected is None:
             return
         length = sum(piece.nbytes for extent in plan.extents for piece in extent.pieces)
-        if zlib.crc32(slot[:length].data) != expected:
+        if slot.crc32(length) != expected:
             raise CheckpointError(
                 f"{plan.extents[0].file}: {plan.name} is damaged (crc32 differs from the manifest's); pack it again"
             )
 
-    def _read_extent(self, extent: Extent, slot: Bytes, staging: Staging, is_alone: bool) -> int:
+    def _read_extent(self, extent: Extent, slot: SlotWriter, is_alone: bool) -> int:
         file = self._open(extent.file)
         _check_unchanged(extent.file, file)
         try:
-            return self._fill(file, extent, slot, staging, is_alone)
+            return self._fill(file, extent, slot, is_alone)
         except OSError as error:
             if not (file.is_direct and error.errno in NOT_DIRECT):
                 raise
-        return self._fill(self._reopen(extent.file), extent, slot, staging, is_alone)
+        return self._fill(self._reopen(extent.file), extent, slot, is_alone)
 
-    def _fill(self, file: _OpenFile, extent: Extent, slot: Bytes, staging: Staging, is_alone: bool) -> int:
+    def _fill(self, file: _OpenFile, extent: Extent, slot: SlotWriter, is_alone: bool) -> int:
         """One extent into its places in the slot; the number of bytes asked of the drive.
 
         Blocks go straight into the slot if nothing else of the record is there that they could cover.
@@ -120,15 +116,17 @@ class RecordReader:
         begin = extent.offset // BLOCK * BLOCK
         end = -(-(extent.offset + extent.nbytes) // BLOCK) * BLOCK
         (_, target, nbytes), *others = extent.pieces
-        is_aligned = begin == extent.offset and target % BLOCK == 0 and target + end - begin <= len(slot)
-        if not others and is_aligned and (is_alone or nbytes == end - begin):
-            self._read_fully(file, extent, begin, slot[target : target + end - begin])
+        is_aligned = begin == extent.offset and target % BLOCK == 0
+        is_whole = not others and is_aligned and (is_alone or nbytes == end - begin)
+        memory = slot.memory(target, end - begin) if is_whole else None
+        if memory is not None:
+            self._read_fully(file, extent, begin, memory)
         else:
-            buffer = staging.buffer(end - begin)
-            self._read_fully(file, extent, begin, buffer)
+            staging = slot.staging(end - begin)
+            self._read_fully(file, extent, begin, staging)
             skipped = extent.offset - begin
             for source, target, nbytes in extent.pieces:
-                slot[target : target + nbytes] = buffer[skipped + source : skipped + source + nbytes]
+                slot.put(target, staging[skipped + source : skipped + source + nbytes])
         if not file.is_direct:
             os.posix_fadvise(file.descriptor, begin, end - begin, os.POSIX_FADV_DONTNEED)
         return end - begin
@@ -183,19 +181,6 @@ class RecordReader:
         if self._direct:
             log.warning("no O_DIRECT here, reading through the page cache file=%s", path)
         self._direct = False
-
-
-class Staging:
-    """One thread's page-aligned buffer."""
-
-    def __init__(self) -> None:
-        self._memory = np.empty(0, np.uint8)
-
-    def buffer(self, nbytes: int) -> Bytes:
-        """nbytes of it; contents are whatever was read before."""
-        if len(self._memory) < nbytes:
-            self._memory = np.frombuffer(mmap.mmap(-1, nbytes), np.uint8)
-        return self._memory[:nbytes]
 
 
 def _check_unchanged(path: Path, file: _OpenFile) -> None:

@@ -19,7 +19,7 @@ from services.expertd.landing import Landing, make_landing
 from services.expertd.picture import Picture
 from services.expertd.policy import POLICIES, Key
 from services.expertd.pool import Pool
-from services.expertd.reader import RecordReader, Staging
+from services.expertd.reader import RecordReader
 from services.expertd.scheduler import Load, Scheduler, Urgency
 from services.expertd.slots import Slots, WorkerView
 from shared.checkpoint.manifest import record_checksums
@@ -187,9 +187,8 @@ class ExpertService:
             thread.start()
 
     def _read_loop(self, landing: Landing) -> None:
-        staging = Staging()
         while (load := self._take()) is not None:
-            self._read(load, staging, landing)
+            self._read(load, landing)
 
     def _take(self) -> Load[Request] | None:
         """The next load, waited for; None when the service stops."""
@@ -202,14 +201,14 @@ class ExpertService:
                 self._work.wait(SLOT_POLL_S if has_queue else None)
             return None
 
-    def _read(self, load: Load[Request], staging: Staging, landing: Landing) -> None:
+    def _read(self, load: Load[Request], landing: Landing) -> None:
         started = time.perf_counter()
         error: Exception | None = None
         nbytes = 0
         try:
             plan = self._records.plan(load.key.layer, load.key.expert)
-            nbytes = self._reader.read(plan, landing.memory(load.slot), staging)
-            landing.land(load.slot)
+            with landing.into(load.slot) as slot:
+                nbytes = self._reader.read(plan, slot)
         except (CheckpointError, DeviceError) as failure:
             log.error("read failed layer=%d expert=%d: %s", load.key.layer, load.key.expert, failure)
             error = failure

@@ -15,14 +15,19 @@ class CopyStream:
         self._stream = call("cuStreamCreate", api().CUstream_flags.CU_STREAM_NON_BLOCKING)
         self._copied = call("cuEventCreate", api().CUevent_flags.CU_EVENT_DISABLE_TIMING)
 
-    def copy(self, target: int, source: int, nbytes: int) -> None:
-        """Copy pinned host memory at `source` to device memory at `target`; returns when the bytes are seen there.
+    def start(self, target: int, source: int, nbytes: int) -> None:
+        """Begin to copy pinned host memory at `source` to device memory at `target`; neither may change until `wait`.
+
+        The device's context must be current in this thread. Raises DeviceError.
+        """
+        call("cuMemcpyHtoDAsync", target, source, nbytes, self._stream)
+
+    def wait(self) -> None:
+        """Returns when all that was started is seen to be there.
 
         Raises:
-            DeviceError: they are not. `Device.is_alive` says whether there is any use in trying again.
+            DeviceError: it is not. `Device.is_alive` says whether there is any use in trying again.
         """
-        self._device.use()
-        call("cuMemcpyHtoDAsync", target, source, nbytes, self._stream)
         call("cuEventRecord", self._copied, self._stream)
         call("cuEventSynchronize", self._copied)
 

@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 from helpers.gpu import ROOT, read_gpu
 
-from services.expertd.landing import Landing, make_landing
+from services.expertd.landing import Bytes, Landing, SlotWriter, make_landing
 from services.expertd.landing_cuda import CudaLanding
-from services.expertd.reader import RecordReader, Staging
+from services.expertd.reader import RecordReader
 from services.expertd.service import COPYING
 from shared.checkpoint.records import Extent, Piece, ReadPlan
 from shared.cuda.device import Device
@@ -40,6 +40,15 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def plan(file: Path, number: int) -> ReadPlan:
     return ReadPlan(f"record {number}", (Extent(file, number * SLOT_BYTES, SLOT_BYTES, (Piece(0, 0, SLOT_BYTES),)),))
+
+
+class OnlyRead:
+    """Takes what is read and copies nothing."""
+
+    def __init__(self, slot: SlotWriter) -> None:
+        self.memory, self.staging = slot.memory, slot.staging
+
+    def put(self, target: int, piece: Bytes) -> None: ...
 
 
 class Spans:
@@ -74,19 +83,17 @@ def read_all(file: Path, slab: CudaSlab, lands: bool, checks: bool) -> tuple[flo
 
     def run(thread: int, landing: Landing) -> None:
         slab.device.use()
-        staging = Staging()
         while True:
             try:
                 number = work.get_nowait()
             except queue.Empty:
                 return
             begin = time.perf_counter()
-            reader.read(plan(file, number), landing.memory(thread), staging)
-            middle = time.perf_counter()
+            with landing.into(thread) as slot:
+                reader.read(plan(file, number), slot if lands else OnlyRead(slot))
+                middle = time.perf_counter()
             spans.reads.append((thread, begin, middle))
-            if lands:
-                landing.land(thread)
-                spans.copies.append((thread, middle, time.perf_counter()))
+            spans.copies.append((thread, middle, time.perf_counter()))
             if checks:
                 expected = np.random.default_rng(number).bytes(SLOT_BYTES)
                 wrong.extend([number] * (read_gpu(slab.address + thread * SLOT_BYTES, SLOT_BYTES) != expected))
@@ -135,16 +142,22 @@ def test_copies_run_under_reads(file: Path, slab: CudaSlab, capsys: pytest.Captu
     assert share > 0.5
 
 
+def fill(landing: CudaLanding, slot: int, value: int) -> None:
+    with landing.into(slot) as writer:
+        staging = writer.staging(4096)
+        staging[:] = value
+        writer.put(0, staging)
+
+
 def test_a_refused_copy_is_an_error_of_this_record_only(slab: CudaSlab) -> None:
     elsewhere = CudaSlab(slab.device, slab.address + (1 << 45), slab.nbytes, b"", ExitStack())
     landing = CudaLanding(elsewhere, 4096)
     with pytest.raises(DeviceError, match=r"cu\w+: CUDA_ERROR_\w+"):
-        landing.land(0)
+        fill(landing, 0, 3)
     assert landing.is_alive()
     landing.close()
     good = CudaLanding(slab, 4096)
-    good.memory(1)[:] = 7
-    good.land(1)
+    fill(good, 1, 7)
     assert read_gpu(slab.address + 4096, 4096) == b"\7" * 4096
     good.close()
 
@@ -158,14 +171,17 @@ from shared.errors import DeviceError
 from shared.memory.slab import create_slab
 slab = create_slab(8192, "cuda")
 landing = CudaLanding(slab, 4096)
-landing.land(0)
+def fill(slot):
+    with landing.into(slot) as writer:
+        writer.put(0, writer.staging(4096))
+fill(0)
 assert landing.is_alive()
 try:
     torch.zeros(1, device="cuda")[torch.tensor([10**6], device="cuda")].sum().item()
 except Exception as error:
     print(type(error).__name__)
 try:
-    landing.land(1)
+    fill(1)
 except DeviceError as error:
     print("refused", error.result)
 print("alive" if landing.is_alive() else "dead")

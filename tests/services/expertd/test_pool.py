@@ -42,8 +42,8 @@ def pool():
 def test_a_worker_finds_every_slot_where_it_is_told(pool):
     landing = make_landing(pool.slab, pool.slot_bytes)
     for number in range(21):
-        landing.memory(number)[:] = number
-        landing.land(number)
+        with landing.into(number) as slot:
+            slot.put(0, np.full(SLOT_BYTES, number, np.uint8))
     opened = pool.opened("boot")
     slab = HostSlab.open(opened.slab_handle)
     slots = slab.view().reshape(opened.num_slots, opened.slot_bytes)
@@ -55,7 +55,10 @@ def test_a_worker_finds_every_slot_where_it_is_told(pool):
 
 def test_slots_are_page_aligned_as_o_direct_wants_them(pool):
     landing = make_landing(pool.slab, pool.slot_bytes)
-    assert all(landing.memory(number).ctypes.data % 4096 == 0 for number in range(21))
+    for number in range(21):
+        with landing.into(number) as slot:
+            assert slot.memory(0, SLOT_BYTES).ctypes.data % 4096 == 0
+            assert slot.memory(4096, SLOT_BYTES) is None
 
 
 def test_what_is_published_is_in_the_workers_table(pool):

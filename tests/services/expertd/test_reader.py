@@ -14,7 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from services.expertd import reader as reader_module
-from services.expertd.reader import BLOCK, RecordReader, Staging
+from services.expertd.landing import HostSlot, Staging
+from services.expertd.reader import BLOCK, RecordReader
 from shared.checkpoint.records import Extent, Piece, ReadPlan
 from shared.errors import CheckpointError
 
@@ -41,7 +42,7 @@ def plan(path, *extents) -> ReadPlan:
 
 def read(path, *extents, direct=True, slot_bytes=4 * BLOCK) -> np.ndarray:
     slot, reader = slot_of(slot_bytes), RecordReader(direct, 4)
-    reader.read(plan(path, *extents), slot, Staging())
+    reader.read(plan(path, *extents), HostSlot(slot, Staging()))
     reader.close()
     return slot
 
@@ -110,10 +111,10 @@ def change(path, how: str) -> None:
 def test_a_file_that_changes_in_use_is_an_error_with_its_name(file, how):
     reader, slot = RecordReader(True, 4), slot_of(BLOCK)
     some = plan(file, (0, 100, [(0, 0, 100)]))
-    reader.read(some, slot, Staging())
+    reader.read(some, HostSlot(slot, Staging()))
     change(file, how)
     with pytest.raises(CheckpointError, match=r"shard\.safetensors"):
-        reader.read(some, slot, Staging())
+        reader.read(some, HostSlot(slot, Staging()))
     reader.close()
 
 
@@ -152,7 +153,7 @@ def test_a_file_system_without_o_direct_is_said_once(file, monkeypatch, caplog, 
     second = file.with_name("other.safetensors")
     second.write_bytes(DATA.tobytes())
     for path in (file, second):
-        reader.read(plan(path, (5, 100, [(0, 0, 100)])), slot, Staging())
+        reader.read(plan(path, (5, 100, [(0, 0, 100)])), HostSlot(slot, Staging()))
         assert np.array_equal(slot[:100], DATA[5:105])
     reader.close()
     assert not reader.is_direct
@@ -186,7 +187,7 @@ def test_many_threads_share_one_descriptor(file):
 
     def run(offset: int) -> bytes:
         slot = slot_of(BLOCK)
-        reader.read(plan(file, (offset, 999, [(0, 0, 999)])), slot, Staging())
+        reader.read(plan(file, (offset, 999, [(0, 0, 999)])), HostSlot(slot, Staging()))
         return slot[:999].tobytes()
 
     with ThreadPoolExecutor(8) as threads:

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from helpers.checkpoints import tiny_checkpoint
 
-from services.expertd.reader import RecordReader, Staging
+from services.expertd.landing import HostSlot, Staging
+from services.expertd.reader import RecordReader
 from shared.checkpoint.config import ModelConfig
 from shared.checkpoint.index import TensorIndex
 from shared.checkpoint.manifest import record_checksums
@@ -29,7 +30,7 @@ def read(directory: Path, checksums: dict[str, int] | None, expert: int = 3) -> 
     slot = np.frombuffer(mmap.mmap(-1, records.layout.slot_bytes), np.uint8)
     reader = RecordReader(True, 4, checksums)
     try:
-        reader.read(records.plan(2, expert), slot, Staging())
+        reader.read(records.plan(2, expert), HostSlot(slot, Staging()))
     finally:
         reader.close()
     return slot[: records.layout.record_bytes]
