@@ -16,7 +16,8 @@ def prepare_fp8(*weights: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
 
     Each: weight [n, k] float8_e4m3fn, scale [ceil(n/128), ceil(k/128)] float8_e8m0fnu.
     """
-    return torch.cat([dequant_fp8(weight, scale) for weight, scale in weights])
+    parts = [dequant_fp8(weight, scale) for weight, scale in weights]
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
 def fp8_linear(x: torch.Tensor, weight: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
