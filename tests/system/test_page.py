@@ -10,7 +10,7 @@ from contextlib import ExitStack
 import numpy as np
 import pytest
 from helpers.browser import chromium, emulate, needs_chromium
-from helpers.fake_worker import fake_service, fake_worker, make_checkpoint, saying, until
+from helpers.fake_worker import fake_service, fake_worker, make_checkpoint, until
 from helpers.services import ROOT, running, write_config
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
@@ -66,8 +66,15 @@ class World:
         )
         self.expertd_life.enter_context(service)
 
-    def say(self, text):
-        self.script = saying(text, self.worker.tokenizer)
+    def say(self, text, pause_s=0.0):
+        ids = self.worker.tokenizer.encode([(text, True)])
+
+        def script(_generate):
+            for token in ids:
+                time.sleep(pause_s)
+                yield token
+
+        self.script = script
 
     def babble(self):
         """An answer without an end."""
@@ -167,7 +174,7 @@ def page(world, driver):
 
 
 def test_an_answer_and_what_it_cost(world, page):
-    world.expertd.counters["uses"] = 100.0
+    world.say(ANSWER, pause_s=0.01)
     assert page.find("#model").text == "test-model"
     answer = page.ask("When?")
     assert answer.startswith(ANSWER)
@@ -226,6 +233,9 @@ def test_an_error_is_shown_and_the_question_can_be_asked_again(world, page):
     page.run("document.getElementById('question').value = 'x '.repeat(9000)")
     page.type("")
     page.until(lambda: "model.max_context" in page.find("[role=alert] span").text, "the complaint")
+    assert page.ask("When?").startswith(ANSWER)
+    assert world.prompt().count("<｜User｜>") == 1, "the refused question is left out"
+
     page.find("#new-chat").click()
     world.babble()
     page.type("x")
@@ -261,8 +271,7 @@ def test_tools(world, page):
     page.ask("Warm?")
     assert page.find(".call code").text == 'weather(city="Oslo")'
     world.say(ANSWER)
-    page.find(".call textarea").send_keys("cold")
-    page.find("#log form button").click()
+    page.find(".call textarea").send_keys("cold", Keys.ENTER)
     page.until(lambda: page.texts(".text")[-1] == ANSWER, "the answer")
     assert "<tool_result>cold</tool_result>" in world.prompt()
     assert page.texts(".result") == ["cold"]
@@ -458,3 +467,20 @@ def test_a_key_is_asked_for_and_kept_in_the_tab_only(driver, tmp_path):
         kept = page.run("return [Object.values(sessionStorage), JSON.stringify(localStorage), document.cookie]")
         assert kept[0] == ["s3cret"]
         assert "s3cret" not in kept[1] + kept[2] + page.driver.page_source
+
+
+def test_the_real_cache_moves(driver, tmp_path):
+    """Browser, front, worker and expertd on the demo: an answer comes and its experts move in."""
+    settings = {"cache": {"bytes": "4 MiB"}, "front": {"http_port": 0}, "model": {"max_context": 4096}}
+    path = write_config(tmp_path / "c.toml", ROOT / "demo" / "checkpoint", **settings)
+    with running(path):
+        page = Page(driver, (load_config(path).run_dir / "front.http").read_text().strip())
+        page.until(page.is_live, "the feed")
+        assert page.find("#picture").get_attribute("aria-label").startswith("0 of 192")
+        page.find("#open-settings").click()
+        page.run("document.getElementById('temperature').value = 0")
+        page.find("#settings button").click()
+        answer = page.ask("What is 37 + 45?")
+        assert "82" in answer
+        page.until(lambda: int(page.find("#picture").get_attribute("aria-label").split()[0]) > 20, "the experts")
+        page.until(lambda: page.find("#hit-rate").text != "-", "the hit rate")

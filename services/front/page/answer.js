@@ -6,6 +6,8 @@ import { callText } from "./tools.js";
 
 // How often a growing answer is drawn.
 const DRAW_MS = 40;
+// Over less time than this a speed says nothing.
+const LEAST_S = 0.05;
 
 export class AnswerView {
   constructor(parent) {
@@ -24,6 +26,7 @@ export class AnswerView {
     this.body = element("div");
     this.body.className = "text";
     this.callBox = element("div");
+    this.callBox.className = "calls";
     this.footer = element("footer");
     this.node = element("article", this.note, this.folded, this.body, this.callBox, this.footer);
     this.node.className = "assistant";
@@ -100,7 +103,7 @@ export function costs(usage, firstS, totalS, hits) {
   if (usage) {
     const tokens = usage.completion_tokens;
     notes.push(`${tokens} ${tokens === 1 ? "token" : "tokens"}`);
-    if (tokens > 1 && totalS > firstS) notes.push(`${((tokens - 1) / (totalS - firstS)).toFixed(1)} tokens/s`);
+    if (tokens > 1 && totalS - firstS > LEAST_S) notes.push(`${((tokens - 1) / (totalS - firstS)).toFixed(1)} tokens/s`);
     const cached = usage.prompt_tokens_details?.cached_tokens;
     if (cached) notes.push(`${cached} of ${usage.prompt_tokens} prompt tokens remembered`);
   }

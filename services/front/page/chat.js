@@ -47,6 +47,7 @@ export class Chat {
   async ask(question) {
     this.log.querySelectorAll(".error, .again").forEach((node) => node.remove());
     this.declineCalls();
+    this.dropUnanswered();
     this.messages.push({ role: "user", content: question });
     const shown = element("article", question);
     shown.className = "user";
@@ -133,6 +134,12 @@ export class Chat {
     });
     view.callBox.append(form);
     this.pending = { view, fields, form };
+    fields.forEach((field, i) => field.addEventListener("keydown", (event) => {
+      if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
+      event.preventDefault();
+      if (i < fields.length - 1) fields[i + 1].focus();
+      else form.requestSubmit();
+    }));
     fields[0].focus();
   }
 
@@ -147,6 +154,13 @@ export class Chat {
       shown.className = "result";
       fields[i].replaceWith(shown);
     });
+  }
+
+  /** What could not be answered, perhaps because it is too long, must not spoil the next question. */
+  dropUnanswered() {
+    if (this.messages.at(-1)?.role !== "user") return;
+    this.messages.pop();
+    [...this.log.querySelectorAll(".user")].at(-1).classList.add("dropped");
   }
 
   /** A question instead of results: every call needs one before the conversation can go on. */

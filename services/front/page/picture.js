@@ -177,7 +177,7 @@ export class Picture {
 
   tell() {
     if (this.cursor < 0) {
-      this.readout.textContent = "Each row is a layer, each cell an expert.";
+      this.readout.textContent = "";
       return;
     }
     const cell = this.cells[this.cursor];
