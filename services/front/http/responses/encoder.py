@@ -49,7 +49,8 @@ class _Item:
     @property
     def endings(self) -> list[tuple[str, dict[str, Any]]]:
         """What a stream says of the whole text: kinds of events and their fields."""
-        place, text, part = {"content_index": 0}, {"text": self.text}, {"part": self.part}
+        place: dict[str, Any] = {"content_index": 0}
+        text, part = {"text": self.text}, {"part": self.part}
         match self.opening["type"]:
             case "message":
                 done = ("output_text.done", place | text | {"logprobs": self.logprobs})
