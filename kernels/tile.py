@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import tilelang
 import torch
@@ -24,11 +24,19 @@ KERNELS: list[TileKernel] = []
 """Every kernel of the modules imported so far, for tests and for compiling ahead of use."""
 
 
+class Lowered(NamedTuple):
+    """CUDA C++, and the bytes of dynamic shared memory that a launch asks for."""
+
+    source: str
+    shared_bytes: int
+
+
 class TileKernel:
     """A family of programs. `examples` are sizes that tests compile for every architecture we support."""
 
     def __init__(self, build: Callable[..., Any], examples: tuple[Mapping[str, Any], ...]) -> None:
         self.name = build.__name__
+        self.module = build.__module__
         self.examples = examples
         self._build = build
         self._compiled = functools.cache(self._compile)
@@ -38,11 +46,17 @@ class TileKernel:
         """The compiled program of these sizes; compiled at the first call, kept for the life of the process."""
         return self._compiled(**sizes)
 
-    def source(self, arch: str, **sizes: Any) -> str:
-        """CUDA C++ of the program for an architecture such as "sm_121a"; needs no GPU."""
+    def lower(self, arch: str, **sizes: Any) -> Lowered:
+        """The program for an architecture such as "sm_121a"; needs no GPU."""
         target = tvm.target.Target({"kind": "cuda", "arch": arch})
         with target, tvm.transform.PassContext(config=_PASS_CONFIGS):
-            return str(tilelang.lower(self._build(**sizes), target=target).kernel_source)
+            lowered = tilelang.lower(self._build(**sizes), target=target)
+        (function,) = lowered.device_mod.functions.values()
+        return Lowered(str(lowered.kernel_source), int(function.attrs.get("dyn_shared_memory_buf", 0)))
+
+    def source(self, arch: str, **sizes: Any) -> str:
+        """CUDA C++ of `lower`."""
+        return self.lower(arch, **sizes).source
 
     def _compile(self, **sizes: Any) -> Callable[..., None]:
         compiled: Callable[..., None] = tilelang.compile(self._build(**sizes), pass_configs=_PASS_CONFIGS)

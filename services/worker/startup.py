@@ -10,6 +10,7 @@ from services.worker.engine import Engine
 from services.worker.model import Model
 from services.worker.service import WorkerService
 from services.worker.sessions import SessionDisk, SessionStore, session_root
+from services.worker.warm_up import warm_up
 from shared.checkpoint.config import ModelConfig
 from shared.checkpoint.index import TensorIndex
 from shared.config import Config, WorkerConfig, gpu_ordinal
@@ -32,6 +33,9 @@ def start(context: ServiceContext) -> None:
     with closing(_sessions(worker, index)) as sessions:
         model = Model.load(index, model_config, max_context, device=device, progress=context.progress)
         engine = Engine(model, max_context, worker.prefill_chunk, worker.min_segment, sessions)
+        if device.type == "cuda":
+            context.progress("compiling kernels: minutes at the first start, seconds later")
+            warm_up(model, engine.state)
         _serve(context, WorkerService(context, engine, index.fingerprint))
 
 

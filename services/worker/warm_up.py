@@ -1,0 +1,61 @@
+"""Runs every kernel of the model once, so that the first request does not wait for compilers.
+
+Compiled kernels stay on disk, so only the first start of a version takes its time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+import torch
+
+from services.worker.model import Model, SequenceState
+from shared.checkpoint.records import RecordLayout
+
+
+def warm_up(model: Model, state: SequenceState) -> None:
+    """A prefill that closes groups and lets the indexer choose, a short one, and a token, on experts of zeros.
+
+    Leaves the state empty.
+    """
+    config = model.config
+    experts = _ZeroExperts(RecordLayout.of(config).record_bytes, config.n_routed_experts, model.device)
+    wanted = max(4 * (config.index_topk + 1), *config.compress_ratios)
+    longest = max(1, min(wanted, state.max_context - 3))
+    for length in (longest, 2, 1):
+        if state.position + length <= state.max_context:
+            model.forward(state, [0] * length, experts)
+    state.reset()
+
+
+class _ZeroExperts:
+    """Every expert is resident, and all of them are one record of zeros."""
+
+    def __init__(self, record_bytes: int, num_experts: int, device: torch.device) -> None:
+        self.wave_experts = num_experts
+        self._record = torch.zeros(record_bytes, dtype=torch.uint8, device=device)
+
+    def look_up(self, layer: int, expert_ids: Sequence[int], ahead: Sequence[int] = ()) -> _ZeroLookUp:
+        return _ZeroLookUp(dict.fromkeys(expert_ids, self._record))
+
+    def hint(self, layer: int, expert_ids: Sequence[int]) -> None:
+        """Nothing has to be read."""
+
+    def guess(self, layer: int, choose: Callable[[], Sequence[int]]) -> None:
+        choose()
+
+    @contextmanager
+    def step(self) -> Iterator[None]:
+        yield
+
+
+class _ZeroLookUp:
+    def __init__(self, hits: Mapping[int, torch.Tensor]) -> None:
+        self.hits = hits
+
+    def wait(self) -> Mapping[int, torch.Tensor]:
+        return {}
+
+    def done(self) -> None:
+        """The record stays what it is."""
