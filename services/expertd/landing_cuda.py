@@ -53,20 +53,22 @@ class CudaSlot:
         self._address = address
         self._buffer = buffer
         self._stream = stream
-        self._used = 0
+        self._used = self._end = 0
         self._pieces: list[tuple[int, Bytes]] = []
 
     def memory(self, target: int, nbytes: int) -> None:
         """No file can be read into a GPU's memory."""
 
     def staging(self, nbytes: int) -> Bytes:
-        begin, self._used = self._used, self._used + -(-nbytes // PAGE) * PAGE
-        assert self._used <= len(self._buffer), "a record of more extents than it has parts"
-        return self._buffer[begin : begin + nbytes]
+        # What nothing was put from, because its read was refused, is free for the next.
+        self._end = self._used + -(-nbytes // PAGE) * PAGE
+        assert self._end <= len(self._buffer), "a record of more extents than it has parts"
+        return self._buffer[self._used : self._used + nbytes]
 
     def put(self, target: int, piece: Bytes) -> None:
         self._stream.start(self._address + target, piece.ctypes.data, len(piece))
         self._pieces.append((target, piece))
+        self._used = self._end
 
     def crc32(self, nbytes: int) -> int:
         checksum = end = 0

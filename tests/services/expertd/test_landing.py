@@ -6,7 +6,10 @@ A landing that is slow, torn and unreliable stands in for a GPU's.
 from __future__ import annotations
 
 import ctypes
+import errno
+import fcntl
 import mmap
+import os
 import random
 import subprocess
 import sys
@@ -25,6 +28,7 @@ from helpers.services import ROOT, Stack, write_config
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from services.expertd import reader as reader_module
 from services.expertd import service as service_module
 from services.expertd.__main__ import serve
 from services.expertd.landing import HostSlot, Staging
@@ -187,6 +191,28 @@ def test_a_gpus_slot_gets_the_same_bytes_as_the_hosts(sizes: list[int], holes: l
     stream.wait()
     assert np.array_equal(gpu[:total], host[:total])
     assert [writer.crc32(total) for writer in writers] == [zlib.crc32(host[:total].data)] * 2
+
+
+def test_a_read_that_is_refused_and_tried_again_takes_no_second_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, nbytes = tmp_path / "records", 1 << 20
+    path.write_bytes(bytes(range(256)) * (nbytes // 256))
+    real_read = os.preadv
+
+    def refusing(descriptor: int, *rest: object) -> int:
+        if fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_DIRECT:
+            raise OSError(errno.EINVAL, "no O_DIRECT here")
+        return real_read(descriptor, *rest)
+
+    monkeypatch.setattr(reader_module.os, "preadv", refusing)
+    gpu, stream = np.zeros(nbytes, np.uint8), LateStream()
+    slot = CudaSlot(gpu.ctypes.data, np.frombuffer(mmap.mmap(-1, nbytes + MARGIN), np.uint8), stream)
+    reader = RecordReader(True, 1)
+    reader.read(ReadPlan("record", (Extent(path, 0, nbytes, (Piece(0, 0, nbytes),)),)), slot)
+    reader.close()
+    stream.wait()
+    assert gpu.tobytes() == path.read_bytes()
 
 
 # expertd with landings whose device dies at the first copy.
