@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
-from collections.abc import Sequence
 
 import pytest
 import torch
 from helpers import goldens
+from helpers.talks import CHUNK, MIN_SEGMENT, PLENTY, TOKENS, Talk, conversation, engine, job, run, said
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.worker.engine import Engine, FinishReason, Job, Step
+from services.worker.engine import FinishReason, Step
 from services.worker.model import LayerState
-from services.worker.sampler import SamplingParams
-from services.worker.sessions import SessionStore
 from shared.errors import ErrorCode, ServiceError
 
-CHUNK, MIN_SEGMENT = 64, 16
-PLENTY, LITTLE = 1 << 26, 1_200_000
+LITTLE = 1_200_000
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -27,51 +23,12 @@ def _one_thread() -> None:
     torch.set_num_threads(1)
 
 
-def engine(limit: int) -> Engine:
-    return Engine(goldens.shared("quantised").model, goldens.MAX_CONTEXT, CHUNK, MIN_SEGMENT, SessionStore(limit))
-
-
-def run(subject: Engine, job: Job) -> list[Step]:
-    return list(subject.generate(job, goldens.shared("quantised").experts, lambda: False))
-
-
-def said(steps: Sequence[Step]) -> list[Step]:
-    """Everything but what reuse may change."""
-    return [dataclasses.replace(step, cached_tokens=0) for step in steps]
-
-
-def job(ids: Sequence[int], boundaries: Sequence[int] = (), tokens: int = 4) -> Job:
-    params = SamplingParams(temperature=0.8, seed=5)
-    return Job(
-        tuple(ids),
-        tokens,
-        params,
-        top_logprobs=goldens.shared("quantised").model.config.vocab_size,
-        boundaries=tuple(boundaries),
-    )
-
-
-@dataclasses.dataclass
-class Talk:
-    """A conversation as the front would send it: every prompt ends at a boundary."""
-
-    ids: tuple[int, ...] = ()
-    boundaries: tuple[int, ...] = ()
-
-    def ask(self, words: Sequence[int]) -> Talk:
-        ids = self.ids + tuple(words)
-        return Talk(ids, (*self.boundaries, len(ids)))
-
-    def job(self) -> Job:
-        return job(self.ids, self.boundaries)
-
-
 questions = st.tuples(st.integers(0, 400), st.integers(1, 60))
 # Which of the talks so far goes on (or is asked again, with no words more), and with what.
 turns = st.lists(st.tuples(st.integers(0, 5), st.none() | questions), min_size=3, max_size=5)
 
 
-@settings(max_examples=5, deadline=None)
+@settings(max_examples=4, deadline=None)
 @given(turns)
 def test_any_conversations_say_the_same_to_the_bit(turns: list[tuple[int, tuple[int, int] | None]]) -> None:
     """Continued, asked again, forked and interleaved, in any order."""
@@ -87,30 +44,18 @@ def test_any_conversations_say_the_same_to_the_bit(turns: list[tuple[int, tuple[
         off, *others = (run(e, talk.job()) for e in engines)
         for other in others:
             assert said(other) == said(off)
-        answer = tuple(step.token for step in off if step.token is not None)
-        talks.append(Talk(talk.ids + answer, talk.boundaries))
-        talks.append(talk)
+        talks += [talk.hear(off), talk]
         assert engines[2].sessions.stats()["session_bytes"] <= LITTLE
-
-
-def _conversation(subject: Engine) -> list[list[Step]]:
-    """A long prompt, what follows on it, the same again, and another way to go on."""
-    words, steps = goldens.token_ids(), []
-    talk = Talk().ask(words[:150])
-    steps.append(run(subject, talk.job()))
-    answered = Talk(talk.ids + tuple(step.token for step in steps[0]), talk.boundaries)
-    steps += [run(subject, answered.ask(words[200:230]).job()) for _ in range(2)]
-    return [*steps, run(subject, answered.ask(words[300:345]).job())]
 
 
 @functools.cache
 def _without_reuse() -> list[list[Step]]:
-    return [said(steps) for steps in _conversation(engine(0))]
+    return [said(steps) for steps in conversation(engine(0))]
 
 
 def test_little_room_means_evictions_and_the_same_words() -> None:
     little = engine(LITTLE)
-    assert [said(steps) for steps in _conversation(little)] == _without_reuse()
+    assert [said(steps) for steps in conversation(little)] == _without_reuse()
     assert little.sessions.stats()["session_evictions"] > 0
 
 
@@ -124,7 +69,7 @@ def test_every_part_of_the_state_is_needed(part: str, monkeypatch: pytest.Monkey
     subject = engine(PLENTY)
     run(subject, Talk().ask(goldens.token_ids()[:150]).job())
     run(subject, job(goldens.token_ids()[40:300]))  # other words in the state, which must not shine through
-    faulty = _conversation(subject)
+    faulty = conversation(subject)
     assert faulty[0][0].cached_tokens == 150
     assert [said(steps) for steps in faulty] != _without_reuse()
 
@@ -133,13 +78,12 @@ def test_a_conversation_computes_only_what_is_new() -> None:
     subject, words = engine(PLENTY), goldens.token_ids()
     talk = Talk().ask(words[:100])
     first = run(subject, talk.job())
-    answer = tuple(step.token for step in first)
-    follow_up = Talk(talk.ids + answer, talk.boundaries).ask(words[200:230])
+    follow_up = talk.hear(first).ask(words[200:230])
     assert [step.cached_tokens for step in first] == [0] * 4
     assert {step.cached_tokens for step in run(subject, follow_up.job())} == {100}
     again = {step.cached_tokens for step in run(subject, follow_up.job())}
     assert again == {len(follow_up.ids)}, "a repeated prompt is not computed at all"
-    fork = Talk(talk.ids + answer, talk.boundaries).ask(words[300:340])
+    fork = talk.hear(first).ask(words[300:340])
     assert {step.cached_tokens for step in run(subject, fork.job())} == {100}
     computed = 100 + (len(follow_up.ids) - 100) + (len(fork.ids) - 100)
     assert (subject.counters.prompt_tokens, subject.counters.cached_tokens) == (computed, 200 + len(follow_up.ids))
@@ -151,9 +95,8 @@ def test_a_long_conversation_is_nearly_all_kept() -> None:
     for turn in range(20):
         talk = talk.ask(words[turn * 5 : turn * 5 + 12])
         steps = run(subject, talk.job())
-        new = 12 + 4
-        assert steps[0].cached_tokens >= len(talk.ids) - new - MIN_SEGMENT
-        talk = Talk(talk.ids + tuple(step.token for step in steps), talk.boundaries)
+        assert steps[0].cached_tokens >= len(talk.ids) - 12 - TOKENS - MIN_SEGMENT
+        talk = talk.hear(steps)
 
 
 def test_a_cancelled_prompt_keeps_its_whole_segments() -> None:

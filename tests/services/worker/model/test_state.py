@@ -107,7 +107,7 @@ def _dirty_state(setup: goldens.Setup) -> SequenceState:
     return state
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=6, deadline=None)
 @given(cuts=st.sets(st.integers(1, PROMPT - 1), min_size=1, max_size=5), data=st.data())
 def test_a_copy_continues_to_the_bit(cuts: set[int], data: st.DataObject) -> None:
     """Segments copied out of one sequence make another its equal, whichever of the cuts it begins from."""
