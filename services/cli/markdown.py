@@ -49,11 +49,15 @@ def markdown(source: str) -> Markdown:
 class _Tail:
     """As many last lines of a growing block as the screen holds: what scrolled off cannot be drawn again."""
 
-    def __init__(self, source: str) -> None:
+    def __init__(self, source: str, *, has_gap: bool) -> None:
+        """`has_gap` puts an empty line in front."""
         self._source = source
+        self._has_gap = has_gap
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         lines = console.render_lines(markdown(self._source), options.update(height=None), pad=False)
+        if self._has_gap:
+            lines.insert(0, [])
         for line in lines[-(console.height - 1) :]:
             yield from line
             yield Segment.line()
@@ -93,8 +97,6 @@ class MarkdownWriter:
     def _draw(self) -> None:
         began = time.monotonic()
         if self._live is None:
-            if self._has_printed:
-                self._console.print()
             self._live = Live(
                 console=self._console,
                 transient=True,
@@ -104,7 +106,7 @@ class MarkdownWriter:
                 vertical_overflow="visible",
             )
             self._live.start()
-        self._live.update(_Tail(self._growing), refresh=True)
+        self._live.update(_Tail(self._growing, has_gap=self._has_printed), refresh=True)
         now = time.monotonic()
         self._next_draw = now + max(INTERVAL_S, (now - began) / DRAWING_SHARE)
 

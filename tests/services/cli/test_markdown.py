@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 from rich.console import Console
 
+from services.cli import markdown as markdown_module
 from services.cli.markdown import MarkdownWriter, markdown, split_finished
 
 PIECES = (
@@ -98,13 +99,34 @@ def test_no_text_takes_over_the_terminal(text):
     assert not [c for c in left if (ord(c) < 0x20 and c not in "\n\r") or 0x7F <= ord(c) < 0xA0]
 
 
-def test_a_growing_answer_ends_as_the_whole_one():
-    source = "# Title\n\ntext **bold** of\nlines\n\n- a\n- b\n\n```py\nprint(1)\n\nprint(2)\n```\n\nend"
+def on_screen(written, height):
+    """What a terminal shows after these bytes: it knows line feeds, and how to go up and to erase a line."""
+    screen, row = [""], 0
+    for part in re.findall(r"\x1b\[[0-9;?]*[A-Za-z]|\r|\n|[^\x1b\r\n]+", written):
+        if part == "\n":
+            row += 1
+            screen += [""] * (row == len(screen))
+        elif part == "\x1b[1A":
+            row -= 1
+            assert row >= len(screen) - height, "what has scrolled off cannot be reached"
+        elif part == "\x1b[2K":
+            screen[row] = ""
+        elif part[0] not in "\x1b\r":
+            screen[row] += part
+    return [line.rstrip() for line in screen]
+
+
+@pytest.mark.parametrize("height", [4, 40])
+def test_a_growing_answer_ends_as_the_whole_one(height, monkeypatch):
+    monkeypatch.setattr(markdown_module, "INTERVAL_S", 0.0)
+    monkeypatch.setattr(markdown_module, "DRAWING_SHARE", 1e9)
+    blocks = ["# Title", "text **bold** of\nlines", "- a\n- b", "```py\nprint(1)\n\n" + "print(2)\n" * 9 + "```", "end"]
     out = io.StringIO()
-    writer = MarkdownWriter(Console(file=out, width=60))  # no terminal, so that only what stays is written
-    for character in source:
+    writer = MarkdownWriter(Console(file=out, force_terminal=True, color_system=None, width=60, height=height))
+    for character in "\n\n".join(blocks):
         writer.write(character)
     writer.end()
     writer.end()
-    assert lines(out.getvalue()) == lines(shown(source))
-    assert len(lines(out.getvalue())) == 8
+    assert out.getvalue().count("\x1b[2K") > 50, "it was drawn while it grew"
+    expected = "\n".join(shown(block) for block in blocks)
+    assert on_screen(out.getvalue(), height) == [line.rstrip() for line in expected.split("\n")]
