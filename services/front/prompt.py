@@ -30,6 +30,8 @@ from services.front.tokenizer import Tokenizer
 from shared.errors import CheckpointError, ErrorCode, ServiceError
 from shared.protocol.messages import Generate
 
+_ANY_LENGTH = 2**63
+
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
@@ -61,6 +63,10 @@ class PromptMaker:
         self._max_context = max_context
         self._default_max_tokens = default_max_tokens
         self._stop_ids = tuple(i for i in [tokenizer.control_id(EOS)] if i is not None)
+
+    def without_limit(self) -> PromptMaker:
+        """The same for prompts of any length, to count their tokens."""
+        return PromptMaker(self._tokenizer, self._format, _ANY_LENGTH, self._default_max_tokens)
 
     def make(self, request: GenerationRequest) -> Prompt:
         """Check and render a request. `max_tokens` 0 asks for the default; an answer never outgrows the context.

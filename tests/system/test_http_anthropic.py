@@ -51,6 +51,10 @@ def said(message):
     return [block.to_dict() | ({"id": ""} if block.type == "tool_use" else {}) for block in message.content]
 
 
+def count(client, messages, **options):
+    return client.messages.count_tokens(model="demo", messages=messages, **options).input_tokens
+
+
 def text_of(message):
     return "".join(block.text for block in message.content if block.type == "text")
 
@@ -73,11 +77,16 @@ def test_streams_what_it_would_answer(client):
 
 def test_counts_tokens_and_says_which_were_kept(client):
     conversation = [*STORY, {"role": "assistant", "content": "Once there was a cat."}, *SUM]
-    counted = client.messages.count_tokens(model="demo", messages=conversation, system="Be kind.").input_tokens
+    counted = count(client, conversation, system="Be kind.")
     for _ in range(2):
         usage = ask(client, conversation, system="Be kind.", max_tokens=1).usage
         assert usage.input_tokens + usage.cache_read_input_tokens == counted
     assert usage.cache_read_input_tokens > 0
+
+
+def test_counts_the_tokens_of_what_does_not_fit(client):
+    counts = [count(client, [{"role": "user", "content": "word " * n}]) for n in (1000, 3000, 5000)]
+    assert 0 < counts[1] - counts[0] == counts[2] - counts[1]
 
 
 def test_streams_events_in_order(client):

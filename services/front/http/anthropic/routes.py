@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -22,6 +24,8 @@ _ID = "msg_"
 
 
 def routes(front: Front) -> list[Route]:
+    counter = front.answers.maker.without_limit()
+
     def make_encoder(generation: Generation) -> MessageEncoder:
         return MessageEncoder(_ID + generation.id, front.model)
 
@@ -33,7 +37,7 @@ def routes(front: Front) -> list[Route]:
 
     async def count_tokens(request: Request) -> Response:
         body = Fields(await read_json(request, front.config.front.max_body_bytes))
-        prompt = await front.answers.prompt(GenerationRequest(read_prompt(body)))
+        prompt = await asyncio.to_thread(counter.make, GenerationRequest(read_prompt(body)))
         return Response(json_bytes({"input_tokens": len(prompt.generate.prompt_ids)}), media_type="application/json")
 
     return [
