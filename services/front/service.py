@@ -86,7 +86,8 @@ class FrontService:
             self._loop.call_soon_threadsafe(stop.set)
 
     def _collect(self) -> tuple[dict[str, float], dict[str, str]]:
-        return asdict(self._answers.counters) | self._answers.gauges, self._labels
+        http = {} if self._http is None else self._http.gauges
+        return asdict(self._answers.counters) | self._answers.gauges | http, self._labels
 
     def _handle(self, request: Request) -> None:
         """Called in the socket's thread."""

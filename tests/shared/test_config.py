@@ -220,6 +220,40 @@ def test_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
+    ("front", "complaint"),
+    [
+        ('http_host = "0.0.0.0"', r"front\.http_host = '0\.0\.0\.0' lets other machines in, so 'front\.api_key'"),
+        ('http_host = "box.example"', "lets other machines in"),
+        ('http_host = "::"', "lets other machines in"),
+        ('api_key = "two words"', "'front.api_key' must be of printable ASCII letters"),
+        ('api_key = "schlüssel"', "'front.api_key' must be of printable ASCII letters"),
+        ("request_timeout_s = 0", r"'front\.request_timeout_s' must be at least 1"),
+        ("max_body_bytes = 0", r"'front\.max_body_bytes' must be at least 1"),
+    ],
+)
+def test_the_front_is_not_opened_by_mistake(load, front: str, complaint: str) -> None:
+    with pytest.raises(ConfigError, match=complaint) as caught:
+        load(f"{MINIMAL}[front]\nhttp_port = 0\n{front}\n")
+    assert "schl" not in str(caught.value)
+
+
+@pytest.mark.parametrize("port", [-1, 65_536])
+def test_ports_have_sixteen_bits(load, port: int) -> None:
+    with pytest.raises(ConfigError, match=r"'front\.http_port' must be 0 to 65535"):
+        load(f"{MINIMAL}[front]\nhttp_port = {port}\n")
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.8.9.1", "::1", "localhost"])
+def test_loopback_needs_no_key(load, host: str) -> None:
+    assert load(f'{MINIMAL}[front]\nhttp_port = 0\nhttp_host = "{host}"\n').front.api_key == ""
+
+
+@pytest.mark.parametrize("front", ['http_host = "0.0.0.0"', 'http_port = 1\nhttp_host = "::"\napi_key = "k"'])
+def test_other_addresses_need_a_key_or_no_port(load, front: str) -> None:
+    assert load(f"{MINIMAL}[front]\n{front}\n").front.http_host
+
+
+@pytest.mark.parametrize(
     ("text", "size"),
     [
         ("4096", 4096),

@@ -70,6 +70,11 @@ class HttpServer:
             with contextlib.suppress(FileNotFoundError):
                 self._path.unlink()
 
+    @property
+    def gauges(self) -> dict[str, float]:
+        state = self._server.server_state
+        return {"http_connections": len(state.connections), "http_requests": len(state.tasks)}
+
     def stop(self) -> None:
         """Take no more connections and let `serve` return: when all answers have ended, or soon."""
         self._server.should_exit = True
