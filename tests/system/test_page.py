@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+import socket
 import time
 import urllib.request
 from contextlib import ExitStack
@@ -44,20 +45,28 @@ class Expertd:
         return self.cells.tobytes()
 
 
+def free_port():
+    """A port that stays the same when the front starts again."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return server.getsockname()[1]
+
+
 class World:
     """Everything behind the page."""
 
     def __init__(self, folder, stack, **front):
+        """One answer at a time, so that others have to wait for it."""
         checkpoint = make_checkpoint(folder / "model")
         shutil.copytree(ROOT / "demo" / "checkpoint" / "encoding", checkpoint / "encoding")  # how tools are described
-        front = {"http_port": 0, "model_name": "test-model"} | front
-        path = write_config(folder / "c.toml", checkpoint, model={"max_context": 4096}, front=front)
+        front = {"http_port": free_port(), "model_name": "test-model"} | front
+        sections = {"model": {"max_context": 4096}, "worker": {"max_queue": 1}, "front": front}
+        path = write_config(folder / "c.toml", checkpoint, **sections)
         self.config, self.stack, self.expertd = load_config(path), stack, Expertd()
         self.expertd_life = stack.enter_context(ExitStack())
         self.start_expertd()
         self.worker = stack.enter_context(fake_worker(self.config, lambda generate: self.script(generate)))
         self.say(ANSWER)
-        stack.enter_context(running(path, "front"))
+        self.services = stack.enter_context(running(path, "front"))
         self.url = (self.config.run_dir / "front.http").read_text().strip()
 
     def start_expertd(self):
@@ -142,18 +151,30 @@ class Page:
 
     def colour(self, layer, expert):
         """The colour in the middle of a cell of the picture, as (red, green, blue)."""
-        return tuple(
-            self.run(
-                """const canvas = document.getElementById("picture");
-                const [layers, experts] = [arguments[2], arguments[3]], gutter = 26 * devicePixelRatio;
-                const x = gutter + (arguments[1] + 0.4) * (canvas.width - gutter) / experts;
-                const y = (arguments[0] + 0.4) * canvas.height / layers;
-                return [...canvas.getContext("2d").getImageData(x, y, 1, 1).data.slice(0, 3)]""",
-                layer,
-                expert,
-                *self.shape,
-            )
+        self.watch_colour(layer, expert)
+        return self.colours()[-1]
+
+    def watch_colour(self, layer, expert):
+        """From now on the page notes that colour, again and again, for `colours`."""
+        self.run(
+            """const canvas = document.getElementById("picture"), context = canvas.getContext("2d");
+            const [layer, expert, layers, experts] = arguments, gutter = 26 * devicePixelRatio;
+            const look = () => {
+              const x = gutter + (expert + 0.4) * (canvas.width - gutter) / experts;
+              const y = (layer + 0.4) * canvas.height / layers;
+              window.colours.push([...context.getImageData(x, y, 1, 1).data.slice(0, 3)]);
+            };
+            clearInterval(window.watching);
+            window.colours = [];
+            window.watching = setInterval(look, 10);
+            look();""",
+            layer,
+            expert,
+            *self.shape,
         )
+
+    def colours(self):
+        return list(map(tuple, self.run("return window.colours")))
 
     shape = (3, 8)
 
@@ -248,6 +269,42 @@ def test_an_error_is_shown_and_the_question_can_be_asked_again(world, page):
     assert len(page.texts("article.assistant")) == 1
 
 
+def test_a_place_in_the_queue(world, page):
+    world.babble()
+    body = json.dumps({"messages": [{"role": "user", "content": "x"}], "stream": True}).encode()
+    with urllib.request.urlopen(f"{world.url}/v1/chat/completions", body) as other:
+        assert other.readline()
+        world.say(ANSWER)
+        page.type("When?")
+        page.until(lambda: page.find(".waiting").text == "waiting for 1 other request", "the place")
+    page.until(lambda: page.texts(".text") == [ANSWER], "the answer")
+
+
+def test_the_front_goes_and_comes_back(world, page):
+    world.babble()
+    page.type("Go on.")
+    page.until(lambda: "aaa" in page.find(".text").text, "the beginning")
+    assert world.services.terminate("front") == 0
+    page.until(lambda: page.find("#status").text == "connection lost, trying again", "the loss")
+    page.until(lambda: page.texts("[role=alert]"), "the complaint")
+    world.services.start("front")
+    world.services.wait_ready("front")
+    page.until(page.is_live, "the feed")
+    world.say(ANSWER)
+    page.find("[role=alert] button").click()
+    page.until(lambda: page.texts(".text") == [ANSWER], "the answer")
+
+
+def test_the_field_grows_with_what_is_written(page):
+    field = page.find("#question")
+    one = field.size["height"]
+    field.send_keys("a", Keys.SHIFT, Keys.ENTER, Keys.NULL, "b")
+    assert one * 1.3 < field.size["height"] < one * 2.5
+    field.send_keys(Keys.ENTER)
+    page.until(lambda: page.texts(".user") == ["a\nb"], "the question")
+    assert field.size["height"] == one
+
+
 CALL = """<|DSML|tool_calls>
 <|DSML|invoke name="weather">
 <|DSML|parameter name="city" string="true">Oslo</|DSML|parameter>
@@ -340,22 +397,28 @@ def test_markdown(page, text, html):
 # --- the picture -------------------------------------------------------------------------------------------------
 
 
-def test_the_picture_shows_residency_heat_reads_and_evictions(world, page):
+def is_warm(colour):
+    red, _, blue = colour
+    return red > blue + 20
+
+
+@pytest.mark.parametrize("motion", ["no-preference", "reduce"])
+def test_the_picture_shows_residency_heat_reads_and_evictions(world, page, motion):
+    emulate(page.driver, prefers_reduced_motion=motion)
     cells = world.expertd.cells
     absent = page.colour(0, 0)
-    cells[1, 2] = RESIDENT + 127
     cells[2, 3] = RESIDENT
-    page.until(lambda: page.colour(1, 2) != absent, "a flash")
-    red, _, blue = page.colour(1, 2)
-    assert red > blue, "reads flash warm"
-    page.until(lambda: page.find("#picture").get_attribute("aria-label").startswith("2 of 24"), "the label")
-    time.sleep(1.2)  # the flash fades
+    page.watch_colour(1, 2)
+    cells[1, 2] = RESIDENT + 127
+    page.until(lambda: any(map(is_warm, page.colours())), "the flash of a read")
+    page.until(lambda: not is_warm(page.colours()[-1]), "its end")
+    time.sleep(1.0)
     hot, cold = page.colour(1, 2), page.colour(2, 3)
-    assert len({hot, cold, absent}) == 3
     assert sum(hot) < sum(cold) < sum(absent), "on a light ground heat is dark"
+    page.watch_colour(1, 2)
     cells[1, 2] = 127
-    page.until(lambda: page.colour(1, 2) not in (hot, absent), "another flash")
-    page.until(lambda: page.colour(1, 2) == absent, "its end")
+    page.until(lambda: any(map(is_warm, page.colours())), "the flash of an eviction")
+    page.until(lambda: page.colours()[-1] == absent, "its end")
     assert page.colour(0, 0) == absent
 
 

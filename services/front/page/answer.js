@@ -30,6 +30,7 @@ export class AnswerView {
     this.footer = element("footer");
     this.node = element("article", this.note, this.folded, this.body, this.callBox, this.footer);
     this.node.className = "assistant";
+    this.node.setAttribute("aria-busy", "true"); // read aloud once, when it is complete
     this.markdown = new MarkdownView(this.body);
     parent.append(this.node);
   }
@@ -75,6 +76,7 @@ export class AnswerView {
     this.thoughtFor ??= (performance.now() - this.began) / 1000;
     this.draw();
     this.note.hidden = true;
+    this.node.setAttribute("aria-busy", "false");
     this.footer.append(element("span", notes.join(" · ")));
   }
 

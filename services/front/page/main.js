@@ -89,10 +89,19 @@ function send() {
   const question = $("question").value.trim();
   if (!question || chat.running) return;
   $("question").value = "";
+  fitQuestion();
   $("welcome")?.remove();
   chat.ask(question);
 }
 
+/** The field is as high as what is written in it; the style sheet ends its growth. */
+function fitQuestion() {
+  $("question").style.height = "auto";
+  const border = $("question").offsetHeight - $("question").clientHeight;
+  $("question").style.height = `${$("question").scrollHeight + border}px`;
+}
+
+$("question").addEventListener("input", fitQuestion);
 $("composer").addEventListener("submit", (event) => {
   event.preventDefault();
   send();

@@ -50,15 +50,21 @@ export class Picture {
 
   compare(before) {
     const now = performance.now();
-    const changed = [];
+    const changed = this.calm.matches ? this.expire(now) : [];
     this.cells.forEach((cell, i) => {
       if (cell === before[i]) return;
       changed.push(i);
       if ((cell ^ before[i]) & RESIDENT) this.flashes.set(i, { kind: cell & RESIDENT ? READ : EVICTED, since: now });
     });
     this.paint(changed, now);
-    if (this.calm.matches) this.flashes.clear();
-    this.animate();
+    if (!this.calm.matches) this.animate();
+  }
+
+  /** Forget flashes that are over; their cells. */
+  expire(now) {
+    const over = [...this.flashes.keys()].filter((i) => now - this.flashes.get(i).since > FLASH_MS);
+    for (const i of over) this.flashes.delete(i);
+    return over;
   }
 
   /** Colours changed. */
@@ -113,7 +119,7 @@ export class Picture {
     for (const i of cells) {
       const colour = this.palette.cells[this.cells[i]];
       const flash = this.flashes.get(i);
-      const share = flash ? Math.max(0, 1 - (now - flash.since) / FLASH_MS) ** 2 : 0;
+      const share = flash ? this.brightness(now - flash.since) : 0;
       const over = flash?.kind === READ ? this.palette.read : this.palette.evicted;
       for (let channel = 0; channel < 3; channel++) {
         data[4 * i + channel] = colour[channel] + share * (over[channel] - colour[channel]);
@@ -122,6 +128,11 @@ export class Picture {
     }
     this.small.getContext("2d").putImageData(this.pixels, 0, 0);
     this.enlarge();
+  }
+
+  /** Share of a flash's colour at this age: fading, or steady for those who want no motion. */
+  brightness(age) {
+    return this.calm.matches ? 1 : Math.max(0, 1 - age / FLASH_MS) ** 2;
   }
 
   enlarge() {
@@ -145,7 +156,7 @@ export class Picture {
     this.frame = requestAnimationFrame((now) => {
       this.frame = 0;
       this.paint(this.flashes.keys(), now);
-      for (const [i, { since }] of this.flashes) if (now - since > FLASH_MS) this.flashes.delete(i);
+      this.expire(now);
       this.animate();
     });
   }
