@@ -43,7 +43,7 @@ class DiskCounters:
 
 
 class SessionDisk:
-    """The files of one directory, together at most `limit` bytes. One worker at a time has it."""
+    """The files of one directory, together at most `limit` bytes and what is being written. One worker has it."""
 
     def __init__(self, directory: Path, limit: int) -> None:
         """Raises ConfigError if the directory cannot be used, LockedError if another worker uses it."""
@@ -55,16 +55,12 @@ class SessionDisk:
         # A path that was used, with the segment that ends it if that is new; None is the end.
         self._waiting: queue.Queue[tuple[Sequence[Key], KeptSegment | None] | None] = queue.Queue(MAX_WAITING)
         self._complaint = ""
+        busy = f"a worker already keeps sessions in {directory}"
         try:
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        except OSError as error:
-            raise ConfigError(f"worker.session_dir = {directory} cannot be used: {error.strerror}") from error
-        busy = f"a worker already keeps sessions in {directory}"
-        self._lock_file = hold_lock(directory / LOCK_NAME, busy, "set another worker.session_dir")
-        try:
+            self._lock_file = hold_lock(directory / LOCK_NAME, busy, "set another worker.session_dir")
             self._scan()
         except OSError as error:
-            os.close(self._lock_file)
             raise ConfigError(f"worker.session_dir = {directory} cannot be used: {error.strerror}") from error
         self._writer = threading.Thread(target=self._run, name="sessions to disk", daemon=True)
         self._writer.start()
@@ -123,7 +119,7 @@ class SessionDisk:
         if strangers:
             log.warning("left alone in the session directory dir=%s files=%d", self._directory, strangers)
         for _, key, size in sorted(found):
-            self._make_room([key], size)
+            self._discard([key] if (evicted := self._budget.add([key], size)) is None else evicted)
 
     def _enqueue(self, path: Sequence[Key], segment: KeptSegment | None) -> None:
         try:
@@ -146,27 +142,25 @@ class SessionDisk:
         key = path[-1]
         if key in self._budget:
             return
-        data = segment.encode(key)
-        if not self._make_room(path, len(data)):
-            return
-        draft = self._path(key, DRAFT_SUFFIX)
+        data, draft = segment.encode(key), self._path(key, DRAFT_SUFFIX)
         try:
             draft.write_bytes(data)
-            draft.rename(self._path(key))
+            with self._lock:  # whoever sees the key sees the file
+                evicted = self._budget.add(path, len(data))
+                if evicted is not None:
+                    draft.rename(self._path(key))
         except OSError:
             self._remove(key)
+            raise
+        finally:
             with contextlib.suppress(OSError):
                 draft.unlink()
-            raise
-        self._counters.session_disk_writes += 1
+        self._counters.session_disk_writes += evicted is not None
+        self._discard(evicted or [])
 
-    def _make_room(self, path: Sequence[Key], nbytes: int) -> bool:
-        """Count the file that ends this path in, and remove those that must go for it."""
-        with self._lock:
-            evicted = self._budget.add(path, nbytes)
-        for key in [path[-1]] if evicted is None else evicted:
+    def _discard(self, keys: Sequence[Key]) -> None:
+        for key in keys:
             self._path(key).unlink(missing_ok=True)
-        return evicted is not None
 
     def _touch(self, path: Sequence[Key]) -> None:
         """Times in the order of the budget: after a restart it is read from them."""

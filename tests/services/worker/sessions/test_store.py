@@ -6,6 +6,8 @@ import errno
 import logging
 import os
 import queue
+import threading
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -132,8 +134,6 @@ def test_what_memory_gave_up_is_read_again(tmp_path: Path) -> None:
 
 
 def wait_for(store: SessionStore, key: str, value: float) -> None:
-    import time
-
     deadline = time.monotonic() + 20
     while store.stats()[key] < value:
         assert time.monotonic() < deadline, store.stats()
@@ -271,6 +271,27 @@ def test_files_that_someone_removed_are_computed_again(tmp_path: Path) -> None:
         for path in files(tmp_path):
             path.unlink()
         assert fill(store, [(1,)]) == 0
+
+
+def test_a_file_is_not_looked_for_before_it_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    writing, may_write = threading.Event(), threading.Event()
+    write_bytes = Path.write_bytes
+
+    def slow(self: Path, data: bytes) -> int:
+        writing.set()
+        assert may_write.wait(20)
+        return write_bytes(self, data)
+
+    monkeypatch.setattr(Path, "write_bytes", slow)
+    with on_disk(tmp_path, memory=SIZE) as store:
+        fill(store, [(1,)])
+        assert writing.wait(20)
+        fill(store, [(2,)])
+        assert not store.follow([(1,)]).kept, "given up in memory, and not on the disk yet"
+        may_write.set()
+        wait_for(store, "session_disk_writes", 1)
+        assert len(store.follow([(1,)]).kept) == 1
+        assert store.stats()["session_disk_errors"] == 0
 
 
 def test_a_slow_disk_makes_nobody_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
