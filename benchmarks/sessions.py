@@ -8,6 +8,7 @@ arrival at the front to its first token.
 from __future__ import annotations
 
 import argparse
+import os
 import statistics
 import tempfile
 from contextlib import ExitStack
@@ -44,22 +45,21 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=25)
     turns = measure(parser.parse_args().turns)
     last = turns[-LAST:]
-    ratio = statistics.median(t.ttft_off_s / t.ttft_on_s for t in last)
-    kept = statistics.median(t.cached_tokens / t.prompt_tokens for t in last)
+    off, on = (statistics.median(seconds) for seconds in ([t.ttft_off_s for t in last], [t.ttft_on_s for t in last]))
     end = turns[-1]
     show(
         "First token of a long conversation",
         {
             "turns": f"{len(turns)}, measured at the last {len(last)}",
             "last prompt": f"{end.prompt_tokens} tokens, {end.cached_tokens} kept",
-            "without reuse": f"{1000 * statistics.median(t.ttft_off_s for t in last):.0f} ms",
-            "with reuse": f"{1000 * statistics.median(t.ttft_on_s for t in last):.0f} ms",
-            "speed-up": f"{ratio:.1f} x",
+            "without reuse": f"{1000 * off:.0f} ms",
+            "with reuse": f"{1000 * on:.0f} ms",
+            "speed-up": f"{off / on:.1f} x",
         },
     )
     fields = ("prompt_tokens", "cached_tokens", "ttft_off_s", "ttft_on_s")
     columns = {name: [getattr(turn, name) for turn in turns] for name in fields}
-    save("sessions", {"speed_up": ratio, "kept_share": kept, **columns})
+    save("sessions", {"speed_up": off / on, "load_average": os.getloadavg(), **columns})
 
 
 def measure(turns: int) -> list[Turn]:
