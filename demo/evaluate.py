@@ -25,6 +25,7 @@ from demo.questions import Question, Verdict, judge, questions, summary, table
 from services.front.tokenizer import Tokenizer
 from services.worker.local_experts import LocalExperts
 from services.worker.model import Model
+from services.worker.model.weights import CPU
 from shared.checkpoint.config import ModelConfig
 from shared.checkpoint.index import TensorIndex
 
@@ -35,12 +36,12 @@ Answerer = Callable[[Sequence[int]], list[int]]
 
 
 class Engine:
-    """Icebox's model in this process, with experts read from the checkpoint."""
+    """Icebox's model in this process, on `device`, with experts read from the checkpoint."""
 
-    def __init__(self, checkpoint: Path) -> None:
+    def __init__(self, checkpoint: Path, device: torch.device = CPU) -> None:
         index, self.config = TensorIndex.open(checkpoint), ModelConfig.from_dir(checkpoint)
-        self.model = Model.load(index, self.config, CONTEXT)
-        self.experts = LocalExperts(index, self.config, 64 << 20)
+        self.model = Model.load(index, self.config, CONTEXT, device=device)
+        self.experts = LocalExperts(index, self.config, 64 << 20, device)
 
     def __call__(self, prompt: Sequence[int]) -> list[int]:
         state = self.model.new_state(CONTEXT)

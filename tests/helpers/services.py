@@ -20,6 +20,7 @@ from shared.transport.control import ping
 ROOT = Path(__file__).resolve().parents[2]
 SERVICES = ("expertd", "worker", "front")
 START_TIMEOUT_S = 60.0
+COMPILE_TIMEOUT_S = 300.0
 
 Table = dict[str, dict[str, object]]
 
@@ -50,6 +51,7 @@ class Stack:
         self.config_path = config_path
         self.config: Config = load_config(config_path)
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
+        self.start_timeout_s = START_TIMEOUT_S if self.config.worker.device == "cpu" else COMPILE_TIMEOUT_S
         self.closing = ExitStack()  # what the test opened on these services, closed with them
 
     def start(self, *names: str) -> None:
@@ -69,7 +71,7 @@ class Stack:
         return self.log_path(name).read_text(encoding="utf-8", errors="replace")
 
     def wait_ready(self, *names: str) -> None:
-        deadline = time.monotonic() + START_TIMEOUT_S
+        deadline = time.monotonic() + self.start_timeout_s
         for name in names or SERVICES:
             while (pong := ping(self.config, name, 0.5)) is None or pong.state != "ready":
                 exited = self.processes[name].poll() if name in self.processes else None
@@ -79,7 +81,7 @@ class Stack:
 
     def wait_state(self, name: str, state: str, detail: str) -> None:
         """Until the service says that it is in this state, with these words."""
-        deadline = time.monotonic() + START_TIMEOUT_S
+        deadline = time.monotonic() + self.start_timeout_s
         while (pong := ping(self.config, name, 0.5)) is None or pong.state != state or detail not in pong.detail:
             assert time.monotonic() < deadline, f"{name} says {pong}:\n{self.log(name)}"
             time.sleep(0.02)

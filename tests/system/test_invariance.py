@@ -4,38 +4,15 @@ Through the real services: the ids and, for every token, the log-probabilities o
 """
 
 import pytest
-from helpers.services import ROOT, generate, running, worker_client, write_config
-
-from shared.protocol.messages import Generate, TokensGenerated
-
-TINY = ROOT / "tests" / "golden" / "tiny-a"
-SLOT_BYTES = 28672
-ALL = 7 * 16 * SLOT_BYTES
-LEAST = 8 * SLOT_BYTES
-VOCAB = 512
-REQUESTS = (
-    Generate(tuple(range(5, 100)), 20, temperature=0.0, top_logprobs=VOCAB),
-    Generate((9, 8, 7), 60, temperature=0.9, top_p=0.95, seed=11, top_logprobs=VOCAB),
-)
+from helpers.invariance import ALL, LEAST, Answers, answers, check_whole
 
 pytestmark = pytest.mark.system
 
 
-def answers(tmp_path, **sections) -> list[list[tuple]]:
-    config = write_config(tmp_path / "icebox.toml", TINY, **sections)
-    with running(config, "expertd", "worker") as stack, worker_client(stack.config) as client:
-        return [[_content(reply) for reply in generate(client, request)] for request in REQUESTS]
-
-
-def _content(reply: TokensGenerated) -> tuple:
-    return reply.token_ids, reply.finish_reason, reply.logprobs, reply.top_ids, reply.top_logprobs
-
-
 @pytest.fixture(scope="module")
-def expected(tmp_path_factory) -> list[list[tuple]]:
+def expected(tmp_path_factory) -> Answers:
     everything = answers(tmp_path_factory.mktemp("all"), cache={"bytes": ALL, "policy": "lfu"})
-    assert [len(replies) for replies in everything] == [20, 60]
-    assert all(len(reply[4]) == VOCAB for replies in everything for reply in replies)
+    check_whole(everything)
     return everything
 
 
