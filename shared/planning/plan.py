@@ -93,15 +93,16 @@ def make_plan(config: Config, model: ModelConfig, machine: Machine) -> Plan:
     """Work everything out. Never raises for what does not fit: see `Plan.problems`."""
     tensors = _tensor_bytes(model, config.worker.device)
     extra = sum(nbytes for name, nbytes in tensors.items() if name.startswith("mtp."))
-    context = config.model.max_context
+    context = min(config.model.max_context, model.max_position_embeddings)
     memory, available, total = _memory(config, machine)
     # Sessions are kept in the host's memory, which is not the cache's where a GPU has its own.
     sessions = 0 if memory == "device" else config.worker.session_bytes
     parts = (
         Part("dense weights of the backbone", sum(tensors.values()) - extra),
-        Part(f"state of one sequence, {context:,} tokens", state_bytes(model, context)),
+        Part(f"state of one sequence, {context:,} tokens", state_bytes(model, context, config.worker.device)),
         Part("dense weights of the extra blocks", extra),
         Part(f"workspace of a prefill chunk, {config.worker.prefill_chunk:,} tokens", _workspace_bytes(config, model)),
+        Part(f"rope tables, {context:,} positions", _rope_bytes(model, context)),
         Part("states of recent conversations", sessions),
         Part("processes", HOST_BYTES + (0 if config.worker.device == "cpu" else CUDA_BYTES)),
     )
@@ -132,22 +133,28 @@ def make_plan(config: Config, model: ModelConfig, machine: Machine) -> Plan:
     )
 
 
-def state_bytes(model: ModelConfig, context: int) -> int:
-    """Bytes of one sequence's caches: window rings and compressed entries in bf16, compressor states in fp32."""
-    total = 0
-    for ratio in model.compress_ratios[: model.num_hidden_layers]:
-        total += model.sliding_window * model.head_dim * 2
+def state_bytes(model: ModelConfig, context: int, device: str) -> int:
+    """Bytes of one sequence's caches, extra blocks included: window rings and compressed entries in bf16 (on a CPU in
+    fp32, which saves conversions), compressor states in fp32."""
+    value, total = 4 if device == "cpu" else 2, 0
+    for ratio in model.compress_ratios:
+        total += model.sliding_window * model.head_dim * value
         if ratio:
-            total += _compressed_bytes(ratio, model.head_dim, context)
+            total += _compressed_bytes(ratio, model.head_dim, context, value)
         if ratio == 4:
-            total += _compressed_bytes(ratio, model.index_head_dim, context)
+            total += _compressed_bytes(ratio, model.index_head_dim, context, value)
     return total
 
 
-def _compressed_bytes(ratio: int, width: int, context: int) -> int:
+def _compressed_bytes(ratio: int, width: int, context: int, value: int) -> int:
     """Entries so far, and the kv and gate states of the group that is being filled (with ratio 4, of two groups)."""
     overlap = 2 if ratio == 4 else 1
-    return context // ratio * width * 2 + 2 * (overlap * ratio) * (overlap * width) * 4
+    return context // ratio * width * value + 2 * (overlap * ratio) * (overlap * width) * 4
+
+
+def _rope_bytes(model: ModelConfig, context: int) -> int:
+    """Two tables, for layers with and without compression: two float32 for every pair of rotated values."""
+    return 2 * context * (model.qk_rope_head_dim // 2) * 8
 
 
 def _workspace_bytes(config: Config, model: ModelConfig) -> int:

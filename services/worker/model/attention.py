@@ -74,12 +74,16 @@ class Attention:
         return attend(q, kv, chosen, state, position)
 
     def _fuse_unquantised(self) -> torch.Tensor | None:
-        """Weights that see the input unquantised: compressors and the indexer's head weights."""
+        """Weights that see the input unquantised: compressors and the indexer's head weights, from now on its parts."""
         if self._compressor is None:
             return None
         if self._indexer is None:
             return self._compressor.weight
-        return torch.cat((self._compressor.weight, self._indexer.compressor.weight, self._indexer.weights_proj))
+        parts = (self._compressor.weight, self._indexer.compressor.weight, self._indexer.weights_proj)
+        fused = torch.cat(parts)
+        views = fused.split([len(part) for part in parts])
+        self._compressor.weight, self._indexer.compressor.weight, self._indexer.weights_proj = views
+        return fused
 
     def _project_out(self, o: torch.Tensor) -> torch.Tensor:
         """Heads in groups, each with its own low-rank projection, whose input is not quantised."""

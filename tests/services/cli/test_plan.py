@@ -44,7 +44,7 @@ def test_a_plan_that_does_not_fit_names_the_number_that_does(spark: Path, capsys
     assert (code, row["plan"]["fits"]) == (78, False)
     code, out, _ = icebox(capsys, "plan", spark, "--machine", SPARK)
     assert code == 78
-    assert "Does not fit: cache.bytes = 110.00 GB does not fit; at most 98." in out
+    assert "Does not fit: cache.bytes = 110.00 GB does not fit; at most 93." in out
 
 
 def test_this_machine(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
