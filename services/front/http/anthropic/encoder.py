@@ -22,7 +22,7 @@ from services.front.generation import (
 )
 from services.front.http.anthropic.errors import error_body
 from services.front.http.errors import problem_of
-from services.front.http.openai.chat import format_body
+from services.front.http.parts import format_body
 from shared.errors import ServiceError
 
 PING = {"type": "ping"}

@@ -16,12 +16,12 @@ from services.front.generation import (
     ReasoningDelta,
     Started,
     TextDelta,
-    TokenLogprob,
     ToolCallDelta,
     Usage,
 )
 from services.front.http.errors import problem_of
 from services.front.http.openai.errors import error_body
+from services.front.http.parts import format_body, token_body
 from shared.errors import ServiceError
 
 
@@ -121,20 +121,3 @@ def _ending(event: Finished) -> dict[str, Any]:
     if event.stop_text is not None:
         ending["stop_reason"] = event.stop_text
     return ending | format_body(event)
-
-
-def format_body(event: Finished) -> dict[str, Any]:
-    """Whether an answer that was asked to be JSON is; nothing if it was not asked."""
-    if event.format_error is None:
-        return {}
-    return {"response_format": {"valid": not event.format_error, "error": event.format_error or None}}
-
-
-def token_body(token: TokenLogprob) -> dict[str, Any]:
-    """The log-probability of a token, and those of the likeliest at its place."""
-    top = [_likely(data, logprob) for data, logprob in token.top]
-    return _likely(token.data, token.logprob) | {"top_logprobs": top}
-
-
-def _likely(data: bytes, logprob: float) -> dict[str, Any]:
-    return {"token": data.decode("utf-8", "replace"), "logprob": logprob, "bytes": list(data)}

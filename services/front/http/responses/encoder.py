@@ -20,7 +20,7 @@ from services.front.generation import (
     ToolCallDelta,
     Usage,
 )
-from services.front.http.openai.chat import format_body, token_body
+from services.front.http.parts import format_body, token_body
 from shared.errors import ErrorCode, ServiceError
 
 
