@@ -72,19 +72,6 @@ class Generation:
         while (event := await self._buffer.get()) is not None:
             yield event
 
-    async def lively(self, silence_s: float) -> AsyncIterator[Event | None]:
-        """The events, and None whenever none has come for so long. Raises ServiceError if the request fails."""
-        while True:
-            try:
-                async with asyncio.timeout(silence_s):
-                    event = await self._buffer.get()
-            except TimeoutError:
-                yield None
-                continue
-            if event is None:
-                return
-            yield event
-
     # --- the other side, for Answers -----------------------------------------------------------------------------
 
     def begin(self, task: asyncio.Task[None]) -> None:

@@ -17,6 +17,7 @@ from shared.transport.sockets import (
     DISCONNECTED,
     NOT_CONNECTED,
     dealer_socket,
+    has_input,
     monitor_events,
     monitor_socket,
     pack_id,
@@ -62,11 +63,8 @@ class Link:
 
     def receive(self) -> Iterator[tuple[int, object]]:
         """The replies that have arrived, as (request id, message)."""
-        while not self.socket.closed:
-            try:
-                frames = self.socket.recv_multipart(zmq.NOBLOCK)
-            except zmq.Again:
-                return
+        while not self.socket.closed and has_input(self.socket):
+            frames = self.socket.recv_multipart(zmq.NOBLOCK)
             yield unpack_id(frames[0]) or 0, _decoded(frames)
 
     def update(self) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Protocol
@@ -17,7 +18,6 @@ from starlette.types import Message, Receive, Scope, Send
 
 from services.front.answers import Answers, Generation
 from services.front.generation import Event, GenerationRequest, Queued
-from services.front.http.errors import CLIENT_GONE, HttpError
 from services.front.http.sse import Frame, Payload, comment, json_bytes
 from shared.errors import ServiceError
 
@@ -107,23 +107,28 @@ class StreamedAnswer(AnswerResponse):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async with self._generation(receive) as generation:
-            events = generation.lively(KEEP_ALIVE_S)
-            while (first := await anext(events)) is None:
-                pass  # the request is still being read
+            events = aiter(generation)
+            first = await anext(events)
             place = first.place if isinstance(first, Queued) else 0
             headers = _headers(generation, place, b"text/event-stream; charset=utf-8")
             headers.append((b"cache-control", b"no-cache"))
             out = _Outlet(send, scope)
             await out.send({"type": "http.response.start", "status": 200, "headers": headers})
-            encoder = self._make_encoder(generation)
+            tending = asyncio.create_task(out.tend())
             try:
-                await out.body(self._bytes(encoder, first))
-                async for event in events:
-                    await out.body(comment("waiting") if event is None else self._bytes(encoder, event))
-            except ServiceError as error:
-                log.warning("a stream failed code=%s detail=%r", error.code.value, error.detail)
-                await out.body(b"".join(map(self._frame, encoder.fail(error))))
-            await out.body(self._closing, more=False)
+                await self._stream(out, self._make_encoder(generation), first, events)
+            finally:
+                tending.cancel()
+
+    async def _stream(self, out: _Outlet, encoder: Encoder, first: Event, events: AsyncIterator[Event]) -> None:
+        try:
+            await out.body(self._bytes(encoder, first))
+            async for event in events:
+                await out.body(self._bytes(encoder, event))
+        except ServiceError as error:
+            log.warning("a stream failed code=%s detail=%r", error.code.value, error.detail)
+            await out.body(b"".join(map(self._frame, encoder.fail(error))))
+        await out.body(self._closing, more=False)
 
     def _bytes(self, encoder: Encoder, event: Event) -> bytes:
         data = b"".join(map(self._frame, encoder.encode(event)))
@@ -131,25 +136,38 @@ class StreamedAnswer(AnswerResponse):
 
 
 class _Outlet:
-    """The way to the client. Cuts it off if it takes nothing for too long."""
+    """The way to the client."""
 
     def __init__(self, send: Send, scope: Scope) -> None:
         self._send = send
         self._abort: Callable[[], None] = scope.get("state", {}).get("abort", lambda: None)
+        self._is_sending = False
+        self._begun_s = 0.0
 
     async def body(self, data: bytes, *, more: bool = True) -> None:
         if data or not more:
             await self.send({"type": "http.response.body", "body": data, "more_body": more})
 
     async def send(self, message: Message) -> None:
-        """Raises HttpError if the client does not read."""
-        try:
-            async with asyncio.timeout(STALL_S):
-                await self._send(message)
-        except TimeoutError:
-            log.warning("a client took nothing for %g s and was cut off", STALL_S)
-            self._abort()
-            raise HttpError(CLIENT_GONE, "the client does not read") from None
+        """Waits while the client does not read."""
+        self._is_sending, self._begun_s = True, time.monotonic()
+        await self._send(message)
+        self._is_sending = False
+
+    async def tend(self) -> None:
+        """Say something to a client that has heard nothing for a while, and drop one that does not listen.
+
+        A timer of its own, so that the tokens need none.
+        """
+        while True:
+            await asyncio.sleep(KEEP_ALIVE_S)
+            age_s = time.monotonic() - self._begun_s
+            if self._is_sending and age_s > STALL_S:
+                log.warning("a client took nothing for %.0f s and was cut off", age_s)
+                self._abort()
+                return
+            if not self._is_sending and age_s >= KEEP_ALIVE_S:
+                await self.body(comment("waiting"))
 
 
 async def _gone(receive: Receive) -> None:

@@ -7,12 +7,13 @@ from collections.abc import Callable
 from typing import Any
 
 Payload = dict[str, Any]
+_JSON = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
 Frame = Callable[[Payload], bytes]
 
 
 def json_bytes(value: Any) -> bytes:
     """Compact JSON in UTF-8; half a surrogate pair, which a client may have sent, becomes an escape."""
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "backslashreplace")
+    return _JSON.encode(value).encode("utf-8", "backslashreplace")
 
 
 def data_frame(payload: Payload) -> bytes:
