@@ -1,6 +1,6 @@
 // Requests to this server: the key, errors in words, and streams of server-sent events.
 
-const KEY = "icebox-key";
+const KEY = "icebox-key"; // in sessionStorage, and the event when there is one
 
 let askForKey = async () => null;
 let asking = null;
@@ -8,6 +8,11 @@ let asking = null;
 /** Who is asked when the server wants a key: `ask()` resolves to the key, or null if there is none. */
 export function onKeyNeeded(ask) {
   askForKey = ask;
+}
+
+/** Resolves when the user has given a key, perhaps a better one. */
+export function keyGiven() {
+  return new Promise((resolve) => addEventListener(KEY, resolve, { once: true }));
 }
 
 export class ApiError extends Error {
@@ -32,8 +37,10 @@ async function hasNewKey(refused) {
   if (sessionStorage.getItem(KEY) !== refused) return true;
   asking ??= askForKey().finally(() => (asking = null));
   const key = await asking;
-  if (key) sessionStorage.setItem(KEY, key);
-  return Boolean(key);
+  if (!key) return false;
+  sessionStorage.setItem(KEY, key);
+  dispatchEvent(new Event(KEY));
+  return true;
 }
 
 async function complaint(response) {

@@ -139,7 +139,7 @@ const STATES = {
   live: "live",
   waiting: "the expert service is silent",
   lost: "connection lost, trying again",
-  refused: "needs an API key: reload the page",
+  refused: "needs an API key",
 };
 
 watch(
@@ -152,9 +152,9 @@ watch(
     readChart.add(snapshot.time_s, readRate);
     $("hit-rate").textContent = percent(rates.hitRate);
     $("read-rate").textContent = readRate === null ? "-" : `${bytes(readRate)}/s`;
-    $("policy").textContent = labels.policy;
+    $("policy").textContent = `policy ${labels.policy}`;
     showTotals({
-      "in memory": `${count(values.slots_resident)} of ${count(values.moe_layers * values.experts)} experts`,
+      "experts in memory": `${count(values.slots_resident)} of ${count(values.moe_layers * values.experts)}`,
       "pool": `${count(values.slots_total)} slots, ${bytes(values.slots_total * values.record_bytes)}`,
       "hit rate since start": percent(totalHitRate(snapshot)),
       "misses": count(values.misses),
@@ -166,7 +166,7 @@ watch(
     if ($("status").dataset.state === state) return;
     $("status").dataset.state = state;
     $("status").textContent = STATES[state];
-    if (state === "live") showModel();
+    if (state === "live") showModel().catch(() => {}); // the next connection brings another chance
   },
 );
 

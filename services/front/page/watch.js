@@ -1,6 +1,6 @@
 // Listening to the server's feed of the cache, and what follows from its cumulative counters.
 
-import { ApiError, events, request } from "./api.js";
+import { ApiError, events, keyGiven, request } from "./api.js";
 
 const AGAIN_MS = 1000;
 const SILENCE_MS = 3000;
@@ -13,7 +13,9 @@ export async function watch(onSnapshot, onState) {
       await listen(onSnapshot, onState);
       onState("lost");
     } catch (error) {
-      onState(error instanceof ApiError && error.status === 401 ? "refused" : "lost");
+      const isRefused = error instanceof ApiError && error.status === 401;
+      onState(isRefused ? "refused" : "lost");
+      if (isRefused) await keyGiven(); // asking again is up to who asks the model something
     }
     await new Promise((resolve) => setTimeout(resolve, AGAIN_MS));
   }

@@ -1,6 +1,7 @@
 """The page as a whole: sizes, themes, keyboard, key, and that nothing comes from elsewhere."""
 
 import re
+import time
 import urllib.request
 from contextlib import ExitStack
 
@@ -64,11 +65,17 @@ def test_a_key_is_asked_for_and_kept_in_the_tab_only(driver, tmp_path):
         world = World(tmp_path, stack, api_key="s3cret")
         page = Page(driver, world.url)
         page.until(lambda: page.find("#key").is_displayed(), "the question")
+        page.find("#key").send_keys(Keys.ESCAPE)
+        page.until(lambda: page.find("#status").text == "needs an API key", "the refusal")
+        time.sleep(1.5)
+        assert not page.find("#key").is_displayed(), "who declined is not asked again and again"
+        page.type("When?")
+        page.until(lambda: page.find("#key").is_displayed(), "the question")
         page.find("#key").send_keys("wrong", Keys.ENTER)
         page.until(lambda: page.find("#key").is_displayed() and not page.find("#key").get_attribute("value"), "again")
         page.find("#key").send_keys("s3cret", Keys.ENTER)
         page.until(page.is_live, "the feed")
-        assert page.ask("When?").startswith(ANSWER)
+        page.until(lambda: page.texts(".text") == [ANSWER], "the answer")
         kept = page.run("return [Object.values(sessionStorage), JSON.stringify(localStorage), document.cookie]")
         assert kept[0] == ["s3cret"]
         assert "s3cret" not in kept[1] + kept[2] + page.driver.page_source
