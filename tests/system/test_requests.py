@@ -175,6 +175,6 @@ def test_a_hit_adds_no_message(stack, client):
     before = stats(stack, "worker")
     generate(client, request)
     after = stats(stack, "worker")
-    assert after["lookups"] - before["lookups"] >= 30 * 6 * 4
+    assert after["lookups"] - before["lookups"] >= 29 * 6 * 4, "the prompt itself was kept"
     assert after["resident"] - before["resident"] == after["lookups"] - before["lookups"]
     assert after["fetch_messages"] == before["fetch_messages"]
