@@ -186,6 +186,8 @@ def _check(config: ModelConfig, table: dict[str, Any], source: str) -> None:
         demand(table.get(key, wanted) == wanted, f"'{key}' is {table.get(key)!r}; only {wanted!r} is supported")
     quantisation = table.get("quantization_config", {})
     method = quantisation.get("quant_method") if isinstance(quantisation, dict) else quantisation
+    if method is None and "quantization" in table:  # where mlx-lm puts it
+        method = "mlx"
     demand(
         method == "fp8" and quantisation.get("weight_block_size") == [128, 128],
         f"quantization_config names {method!r}; only the published FP8 checkpoints (blocks of 128x128) are supported, "

@@ -113,6 +113,7 @@ def test_every_key_of_another_type_is_refused_by_name(key, value):
         ({"tie_word_embeddings": True}, "'tie_word_embeddings' is True"),
         ({"num_key_value_heads": 8}, "'num_key_value_heads' is 8"),
         ({"quantization_config": {"quant_method": "awq"}}, "quantization_config names 'awq'.*not re-quantised"),
+        ({"quantization_config": {}, "quantization": {"group_size": 64, "bits": 4}}, "names 'mlx'.*not re-quantised"),
         ({"quantization_config": {"quant_method": "fp8", "weight_block_size": [64, 64]}}, "blocks of 128x128"),
         ({"quantization_config": "gguf"}, "names 'gguf'"),
         ({"quantization_config": None}, "quantization_config names None"),
