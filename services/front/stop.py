@@ -8,6 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from services.front.chat.messages import ChatError
+
+# Each stop text costs work for every letter of an answer.
+MAX_STOPS = 16
+MAX_STOP_LETTERS = 1_000
+
+
+def check_stops(stops: Sequence[str], where: str) -> None:
+    """Raises ChatError if these are more than a request may have."""
+    if len(stops) > MAX_STOPS:
+        raise ChatError(f"{where} can have {MAX_STOPS} texts at most, not {len(stops)}")
+    if sum(map(len, stops)) > MAX_STOP_LETTERS:
+        raise ChatError(f"{where} can have {MAX_STOP_LETTERS} letters in all")
+
 
 class StopFinder:
     """Feed it the pieces until something is `found`; then `flush` what was held back for nothing."""

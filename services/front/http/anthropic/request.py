@@ -16,6 +16,7 @@ from services.front.http.anthropic.messages import read_conversation
 from services.front.http.conversation import function_tool
 from services.front.http.fields import Fields
 from services.front.schema import check_schema
+from services.front.stop import check_stops
 
 # Thinking budgets below this many tokens ask for little effort.
 LOW_BUDGET = 4096
@@ -41,7 +42,9 @@ def read_request(body: Any) -> MessagesRequest:
         top_p=fields.share("top_p", 1.0),
         top_k=fields.whole("top_k", 0, 0),
     )
-    generation = GenerationRequest(read_prompt(fields), sampling, fields.texts("stop_sequences"))
+    stops = fields.texts("stop_sequences")
+    check_stops(stops, "stop_sequences")
+    generation = GenerationRequest(read_prompt(fields), sampling, stops)
     return MessagesRequest(generation, fields.text("model"), fields.flag("stream", False))
 
 

@@ -15,9 +15,8 @@ from services.front.effort import EFFORTS
 from services.front.generation import ANY_FUNCTION, Conversation, GenerationRequest, RawPrompt, Sampling
 from services.front.http.fields import Fields
 from services.front.schema import check_schema
+from services.front.stop import check_stops
 
-MAX_STOPS = 16
-MAX_STOP_LETTERS = 1_000
 MAX_TOP_LOGPROBS = 20
 DEFAULT_COMPLETION_TOKENS = 16
 
@@ -118,10 +117,7 @@ def _read_seed(fields: Fields) -> int:
 def _read_stop(fields: Fields) -> tuple[str, ...]:
     stop = fields.raw("stop")
     stops = (stop,) if isinstance(stop, str) and stop else fields.texts("stop") if stop else ()
-    if len(stops) > MAX_STOPS:
-        raise ChatError(f"stop can have {MAX_STOPS} texts at most, not {len(stops)}")
-    if sum(map(len, stops)) > MAX_STOP_LETTERS:
-        raise ChatError(f"stop can have {MAX_STOP_LETTERS} letters in all")
+    check_stops(stops, "stop")
     return stops
 
 

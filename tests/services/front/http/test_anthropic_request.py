@@ -97,6 +97,8 @@ def test_output_format():
         ({"top_k": -1}, "top_k must be 0 to"),
         ({"stop_sequences": "x"}, "stop_sequences must be a list"),
         ({"stop_sequences": [""]}, r"stop_sequences\[0\] must be a text of at least one"),
+        ({"stop_sequences": ["x"] * 17}, "stop_sequences can have 16 texts at most, not 17"),
+        ({"stop_sequences": ["x" * 1001]}, "stop_sequences can have 1000 letters in all"),
         ({"stream": "yes"}, "stream must be true or false"),
         ({"thinking": {"type": "much"}}, "thinking.type must be one of"),
         ({"thinking": {"type": "enabled", "budget_tokens": "x"}}, "thinking.budget_tokens must be a whole number"),
