@@ -14,7 +14,6 @@ export class AnswerView {
     this.text = "";
     this.reasoning = "";
     this.calls = [];
-    this.began = performance.now();
     this.timer = 0;
     this.note = element("p", "waiting");
     this.note.className = "waiting";
@@ -41,14 +40,21 @@ export class AnswerView {
   }
 
   add(delta) {
-    if (delta.reasoning_content) this.reasoning += delta.reasoning_content;
+    if (delta.reasoning_content) {
+      this.thinkingSince ??= performance.now();
+      this.reasoning += delta.reasoning_content;
+    }
     if (delta.content) {
-      if (this.reasoning && !this.text) this.thoughtFor = (performance.now() - this.began) / 1000;
+      this.endThinking();
       this.text += delta.content;
       this.markdown.append(delta.content);
     }
     for (const call of delta.tool_calls ?? []) this.addCall(call);
     this.timer ||= setTimeout(() => this.draw(), DRAW_MS);
+  }
+
+  endThinking() {
+    if (this.thinkingSince !== undefined) this.thoughtFor ??= (performance.now() - this.thinkingSince) / 1000;
   }
 
   addCall({ index, id, function: part }) {
@@ -73,7 +79,7 @@ export class AnswerView {
 
   /** The answer is over. `notes` are short texts on what it cost and how it ended. */
   end(notes) {
-    this.thoughtFor ??= (performance.now() - this.began) / 1000;
+    this.endThinking();
     this.draw();
     this.note.hidden = true;
     this.node.setAttribute("aria-busy", "false");
