@@ -73,8 +73,8 @@ class MessageEncoder:
     def encode(self, event: Event) -> list[dict[str, Any]]:
         """The stream's events for this one; the name of each is its `type`."""
         match event:
-            case Queued():
-                return [PING]
+            case Queued(place):
+                return [PING] if place else []
             case Started(prompt_tokens, cached_tokens):
                 return self._begin(Usage(prompt_tokens=prompt_tokens, cached_tokens=cached_tokens))
             case TextDelta(text):
