@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import copy
 import json
 import logging
 import random
@@ -149,11 +150,11 @@ def _mutate(value: Any, rng: random.Random) -> None:
         case 0:
             del holder[key]
         case 1 if isinstance(holder, dict):
-            holder[rng.choice(("type", "name", "role", "content", "x"))] = rng.choice(_ODD)
+            holder[rng.choice(("type", "name", "role", "content", "x"))] = copy.deepcopy(rng.choice(_ODD))
         case 2 if isinstance(holder, list):
-            holder.append(holder[key])
+            holder.append(copy.deepcopy(holder[key]))
         case _:
-            holder[key] = rng.choice(_ODD)
+            holder[key] = copy.deepcopy(rng.choice(_ODD))
 
 
 def _scramble(data: bytes, rng: random.Random) -> bytes:

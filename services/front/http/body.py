@@ -15,6 +15,9 @@ from services.front.http.errors import CLIENT_GONE, HttpError
 
 # From the end of a request's head to the end of its body.
 BODY_TIMEOUT_S = 30.0
+# A client that is still sending does not hear a refusal, so the rest of a body is read and dropped: up to so many
+# times the limit.
+PATIENCE = 4
 
 
 async def read_json(request: Request, max_bytes: int) -> Any:
@@ -25,7 +28,8 @@ async def read_json(request: Request, max_bytes: int) -> Any:
         HttpError: 413 too long, 408 too slow, or the client went away.
     """
     length = request.headers.get("content-length", "")
-    if length.isdecimal() and int(length[:20]) > max_bytes:
+    waits = request.headers.get("expect", "").lower() == "100-continue"
+    if length.isdecimal() and int(length[:20]) > (max_bytes if waits else PATIENCE * max_bytes):
         raise _too_long(max_bytes)
     try:
         async with asyncio.timeout(BODY_TIMEOUT_S):
@@ -47,16 +51,18 @@ def parse_json(data: bytes | bytearray) -> Any:
 
 
 async def _read(receive: Receive, max_bytes: int) -> bytearray:
-    data = bytearray()
-    while True:
+    data, length, more = bytearray(), 0, True
+    while more and length <= PATIENCE * max_bytes:
         message = await receive()
         if message["type"] == "http.disconnect":
             raise HttpError(CLIENT_GONE, "the client went away")
-        data += message.get("body", b"")
-        if len(data) > max_bytes:
-            raise _too_long(max_bytes)
-        if not message.get("more_body", False):
-            return data
+        piece, more = message.get("body", b""), message.get("more_body", False)
+        length += len(piece)
+        if length <= max_bytes:
+            data += piece
+    if length > max_bytes:
+        raise _too_long(max_bytes)
+    return data
 
 
 def _too_long(max_bytes: int) -> HttpError:

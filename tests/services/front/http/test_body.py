@@ -34,9 +34,16 @@ def test_pieces_join():
 
 
 @pytest.mark.parametrize(
-    "refused", [lambda: read([b"[", b"1" * 100, b"]"]), lambda: read([], headers=[(b"content-length", b"101")])]
+    "refused",
+    [
+        lambda: read([b"[", b"1" * 100, b"]"]),
+        lambda: read([b"1" * 399, b"1" * 2], end=False),
+        lambda: read([], headers=[(b"content-length", b"401")], end=False),
+        lambda: read([], headers=[(b"content-length", b"101"), (b"expect", b"100-continue")], end=False),
+    ],
 )
 def test_too_long_is_413_before_it_is_parsed(refused):
+    """When the client has said it all, or will be told before it does, or never comes to an end."""
     with pytest.raises(HttpError, match=r"longer than 100 bytes \(front\.max_body_bytes\)") as caught:
         refused()
     assert (caught.value.status, caught.value.headers) == (413, {"connection": "close"})

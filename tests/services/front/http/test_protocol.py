@@ -1,0 +1,165 @@
+"""Connections that say too little, too slowly or too much, against the real server with a small application."""
+
+import asyncio
+import contextlib
+import json
+
+import pytest
+import uvicorn
+import uvloop
+
+from services.front.http import protocol
+from services.front.http.protocol import LimitedProtocol
+from services.front.http.server import _bind
+
+REQUEST = b"GET / HTTP/1.1\r\nhost: x\r\n\r\n"
+
+
+async def application(scope, receive, send):
+    assert callable(scope["state"]["abort"])
+    await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
+    await send({"type": "http.response.body", "body": b"ok"})
+
+
+@contextlib.asynccontextmanager
+async def serving(keep_alive_s=30):
+    """The port of a server in this loop."""
+    bound = _bind("127.0.0.1", 0)
+    config = uvicorn.Config(
+        application,
+        http=LimitedProtocol,
+        loop="none",
+        lifespan="off",
+        log_config=None,
+        timeout_keep_alive=keep_alive_s,
+        timeout_graceful_shutdown=1,
+    )
+    server = uvicorn.Server(config)
+    task = asyncio.create_task(server._serve([bound]))
+    while not server.started:
+        await asyncio.sleep(0.001)
+    try:
+        yield bound.getsockname()[1]
+    finally:
+        server.should_exit = True
+        await task
+        assert not server.server_state.connections
+
+
+async def hang_up(writer):
+    writer.transport.abort()
+    with contextlib.suppress(ConnectionError):
+        await writer.wait_closed()
+
+
+def talk(scenario, **options):
+    """Run `scenario(connect)` with a server."""
+
+    async def run():
+        async with serving(**options) as port, contextlib.AsyncExitStack() as stack:
+
+            async def connect():
+                reader, writer = await asyncio.open_connection("127.0.0.1", port)
+                stack.push_async_callback(hang_up, writer)
+                return reader, writer
+
+            async with asyncio.timeout(10):
+                return await scenario(connect)
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(run())
+
+
+def status_of(answer):
+    """The status of a refusal, whose body is an error object."""
+    head, _, body = answer.partition(b"\r\n\r\n")
+    assert json.loads(body)["error"]["message"]
+    assert b"connection: close" in head
+    return int(head.split()[1])
+
+
+@pytest.mark.parametrize("said", [b"", REQUEST[:20], b"\r\n"])
+def test_a_head_that_does_not_come_is_408(monkeypatch, said):
+    monkeypatch.setattr(protocol, "HEAD_TIMEOUT_S", 0.05)
+
+    async def scenario(connect):
+        reader, writer = await connect()
+        writer.write(said)
+        return await reader.read()
+
+    assert status_of(talk(scenario)) == 408
+
+
+def test_so_it_is_after_an_answer(monkeypatch):
+    monkeypatch.setattr(protocol, "HEAD_TIMEOUT_S", 0.05)
+
+    async def scenario(connect):
+        reader, writer = await connect()
+        writer.write(REQUEST)
+        await reader.readuntil(b"ok")
+        writer.write(REQUEST[:20])
+        return await reader.read()
+
+    assert status_of(talk(scenario)) == 408
+
+
+def test_a_request_in_time_is_not_disturbed(monkeypatch):
+    monkeypatch.setattr(protocol, "HEAD_TIMEOUT_S", 0.2)
+
+    async def scenario(connect):
+        reader, writer = await connect()
+        for _ in range(4):
+            writer.write(REQUEST)
+            await reader.readuntil(b"ok")
+            await asyncio.sleep(0.1)
+        return True
+
+    assert talk(scenario)
+
+
+def test_an_idle_connection_is_closed():
+    async def scenario(connect):
+        reader, writer = await connect()
+        writer.write(REQUEST)
+        return await reader.read()
+
+    assert talk(scenario, keep_alive_s=0.05).endswith(b"ok")
+
+
+def test_a_head_without_end_is_431():
+    async def scenario(connect):
+        reader, writer = await connect()
+        headers = "".join(f"x-{i}: {'y' * 1000}\r\n" for i in range(66))
+        writer.write(REQUEST[:-2] + headers.encode())
+        return await reader.read()
+
+    assert status_of(talk(scenario)) == 431
+
+
+def test_what_is_no_http_is_400():
+    async def scenario(connect):
+        reader, writer = await connect()
+        writer.write(b"\x16\x03\x01\x00\xff")
+        return await reader.read()
+
+    assert status_of(talk(scenario)) == 400
+
+
+def test_too_many_connections_are_503_and_leave_room_again(monkeypatch):
+    monkeypatch.setattr(protocol, "MAX_CONNECTIONS", 2)
+
+    async def scenario(connect):
+        first, second, third = [await connect() for _ in range(3)]
+        refusal = await third[0].read()
+        first[1].close()
+        while True:
+            reader, writer = await connect()
+            writer.write(REQUEST)
+            with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
+                await reader.readuntil(b"ok")
+                break
+        second[1].write(REQUEST)
+        await second[0].readuntil(b"ok")
+        return refusal
+
+    assert status_of(talk(scenario)) == 503
