@@ -112,6 +112,11 @@ class Config:
         root = Path(base) / "icebox" if os.path.isabs(base) else Path(tempfile.gettempdir()) / f"icebox-{os.getuid()}"
         return root / self.run.name
 
+    @property
+    def http_address_file(self) -> Path:
+        """Where a running front writes the URL that it serves."""
+        return self.run_dir / "front.http"
+
     def endpoint(self, name: str) -> str:
         """The ipc address of a socket in the run directory, such as "expertd" or "worker.control"."""
         return f"ipc://{self.run_dir / name}"

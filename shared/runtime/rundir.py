@@ -17,7 +17,8 @@ from pathlib import Path
 from shared.config import Config
 from shared.errors import ConfigError, LockedError
 
-SOCKET_SUFFIXES = ("", ".control", ".stats")
+# Of the files that a service makes for as long as it lives; one that was killed leaves them.
+FILE_SUFFIXES = ("", ".control", ".stats", ".http")
 
 
 @contextmanager
@@ -32,7 +33,7 @@ def claim(service: str, config: Config) -> Iterator[None]:
     make_private(directory, own_parent=config.run.dir is None)
     lock = hold_lock(directory / f"{service}.lock", f"{service} already runs in {directory}", "set another run.name")
     try:
-        for suffix in SOCKET_SUFFIXES:
+        for suffix in FILE_SUFFIXES:
             with contextlib.suppress(FileNotFoundError):
                 (directory / f"{service}{suffix}").unlink()
         yield

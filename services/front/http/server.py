@@ -18,7 +18,6 @@ from shared.errors import ConfigError, LockedError
 
 log = logging.getLogger(__name__)
 
-ADDRESS_FILE = "front.http"
 BACKLOG = 512
 # Idle connections are closed after this.
 KEEP_ALIVE_S = 30
@@ -38,7 +37,7 @@ class HttpServer:
         """
         assert config.front.http_port is not None
         self._socket = _bind(config.front.http_host, config.front.http_port)
-        self._path = config.run_dir / ADDRESS_FILE
+        self._path = config.http_address_file
         host, port = self._socket.getsockname()[:2]
         self.url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
         _write(self._path, self.url)

@@ -92,9 +92,11 @@ def test_a_lock_that_cannot_be_opened_is_named(config: Config) -> None:
         claim("worker", config).__enter__()
 
 
-def test_the_sockets_are_those_of_the_contract(config: Config) -> None:
-    assert [config.endpoint(f"worker{s}") for s in rundir.SOCKET_SUFFIXES] == [
-        f"ipc://{config.run_dir}/worker",
-        f"ipc://{config.run_dir}/worker.control",
-        f"ipc://{config.run_dir}/worker.stats",
+def test_the_files_are_those_of_the_contract(config: Config) -> None:
+    *sockets, http = (config.run_dir / f"front{suffix}" for suffix in rundir.FILE_SUFFIXES)
+    assert [f"ipc://{path}" for path in sockets] == [
+        config.endpoint("front"),
+        config.endpoint("front.control"),
+        config.endpoint("front.stats"),
     ]
+    assert http == config.http_address_file

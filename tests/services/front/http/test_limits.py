@@ -12,6 +12,7 @@ import httpx2
 import pytest
 from helpers.fake_worker import fake_worker, make_checkpoint, saying, until
 from helpers.front import front_stats, url_of
+from helpers.icebox import icebox
 from helpers.services import ROOT, running, write_config
 
 from services.front.tokenizer import Tokenizer
@@ -255,6 +256,22 @@ def test_stops_while_answers_run(tmp_path):
             payloads, _ = events(stream)
         assert payloads[-1]["error"]["code"] == "draining"
         assert not (stack.config.run_dir / "front.http").exists()
+
+
+def test_status_says_where_it_is_as_long_as_it_lives(tmp_path):
+    with fronted(tmp_path) as (stack, _):
+        url = url_of(stack)
+        assert front_line(stack).endswith(url)
+        stack.kill("front")
+        assert front_line(stack) == "front    not running"
+        stack.start("front")
+        stack.wait_ready("front")
+        assert front_line(stack).endswith(url_of(stack))
+
+
+def front_line(stack):
+    lines = icebox("status", config=stack.config_path).stdout.splitlines()
+    return next(line for line in lines if line.startswith("front"))
 
 
 def run_front(path):
