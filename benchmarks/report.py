@@ -19,11 +19,17 @@ _PACKAGES = ("torch", "numpy", "pyzmq", "msgpack", "safetensors", "transformers"
 
 
 def machine() -> dict[str, Any]:
-    """Processor, cores and memory of this machine."""
+    """Processor, cores and memory of this machine, and how busy it is besides."""
     cpuinfo = Path("/proc/cpuinfo").read_text(encoding="utf-8")
     model = next((line.split(":", 1)[1].strip() for line in cpuinfo.splitlines() if line.startswith("model name")), "?")
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return {"cpu": model, "cores": os.cpu_count(), "memory_gib": round(memory / 2**30, 1), "os": platform.platform()}
+    return {
+        "cpu": model,
+        "cores": os.cpu_count(),
+        "memory_gib": round(memory / 2**30, 1),
+        "os": platform.platform(),
+        "load_average": [round(load, 1) for load in os.getloadavg()],
+    }
 
 
 def save(name: str, figures: dict[str, Any]) -> Path:
