@@ -83,12 +83,14 @@ class Generation:
         if self._is_cancelled:
             raise asyncio.CancelledError
 
+    @property
+    def is_unread(self) -> bool:
+        """The reader is too far behind."""
+        return self._buffer.is_full
+
     def emit(self, event: Event) -> None:
-        """Raises ServiceError if the reader is too far behind."""
         if isinstance(event, Started):
             self._is_waiting = False
-        if self._buffer.is_full and not isinstance(event, Finished):
-            raise ServiceError(ErrorCode.NO_CAPACITY, "the answer comes faster than it is read")
         self._buffer.put(event)
 
     def stand(self, place: int) -> None:
@@ -218,6 +220,8 @@ class Answers:
                     generation.usage = answer.usage
                     for event in events:
                         generation.emit(event)
+                    if generation.is_unread:
+                        raise ServiceError(ErrorCode.NO_CAPACITY, "the answer comes faster than it is read")
                     if answer.is_complete:
                         return
         finally:

@@ -32,6 +32,9 @@ class EventBuffer:
         return self._unread > MAX_UNREAD
 
     def put(self, event: Event) -> None:
+        """What comes after the end is dropped."""
+        if self._is_closed:
+            return
         self._unread += _size(event)
         joined = _join(self._events[-1], event) if self._events else None
         if joined is not None:

@@ -155,19 +155,23 @@ class _Outlet:
         self._is_sending = False
 
     async def tend(self) -> None:
-        """Say something to a client that has heard nothing for a while, and drop one that does not listen.
+        """Say something to a client that has heard nothing for a while, and cut off one that does not listen.
 
         A timer of its own, so that the tokens need none.
         """
         while True:
             await asyncio.sleep(KEEP_ALIVE_S)
             age_s = time.monotonic() - self._begun_s
-            if self._is_sending and age_s > STALL_S:
-                log.warning("a client took nothing for %.0f s and was cut off", age_s)
+            try:
+                if self._is_sending and age_s > STALL_S:
+                    raise TimeoutError
+                if not self._is_sending and age_s >= KEEP_ALIVE_S:
+                    async with asyncio.timeout(STALL_S):
+                        await self.body(comment("waiting"))
+            except TimeoutError:
+                log.warning("a client that took nothing for %g s was cut off", STALL_S)
                 self._abort()
                 return
-            if not self._is_sending and age_s >= KEEP_ALIVE_S:
-                await self.body(comment("waiting"))
 
 
 async def _gone(receive: Receive) -> None:

@@ -64,6 +64,12 @@ def test_an_error_comes_after_what_was_put_before_it():
     asyncio.run(read())
 
 
+def test_what_comes_after_the_end_is_dropped():
+    buffer = filled(TextDelta("a"))
+    buffer.put(TextDelta("b"))
+    assert drain(buffer) == [TextDelta("a")]
+
+
 def test_a_reader_waits_for_news():
     async def read():
         buffer = EventBuffer()

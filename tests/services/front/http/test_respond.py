@@ -6,6 +6,7 @@ import contextlib
 import pytest
 
 from benchmarks.front_fuzz import application
+from services.front import buffer
 from services.front.answers import Answers
 from services.front.generation import Conversation, GenerationRequest
 from services.front.http import respond
@@ -140,6 +141,39 @@ def test_a_client_that_does_not_read_is_cut_off(tmp_path, monkeypatch):
             worker.replies.put_nowait(tokens(68))
             async with asyncio.timeout(10):
                 await client.is_cut_off.wait()
+
+    asyncio.run(run())
+
+
+def test_so_is_one_that_does_not_even_take_a_comment(tmp_path, monkeypatch):
+    monkeypatch.setattr(respond, "KEEP_ALIVE_S", 0.01)
+    monkeypatch.setattr(respond, "STALL_S", 0.05)
+
+    async def run():
+        async with talking(tmp_path) as (client, _, _):
+            await until(lambda: client.status == 200)
+            client.is_reading.clear()
+            async with asyncio.timeout(10):
+                await client.is_cut_off.wait()
+
+    asyncio.run(run())
+
+
+def test_an_answer_that_nobody_reads_ends_before_it_fills_the_memory(tmp_path, monkeypatch):
+    monkeypatch.setattr(buffer, "MAX_UNREAD", 100)
+
+    async def run():
+        async with talking(tmp_path) as (client, worker, task):
+            await until(lambda: client.status == 200)
+            client.is_reading.clear()
+            for _ in range(300):
+                worker.replies.put_nowait(tokens(68))
+            async with asyncio.timeout(10):
+                await worker.has_ended.wait()
+            assert worker.replies.qsize() > 100
+            client.is_reading.set()
+            await task
+            assert b"the answer comes faster than it is read" in client.body
 
     asyncio.run(run())
 
