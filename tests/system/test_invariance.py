@@ -23,7 +23,7 @@ def expected(tmp_path_factory) -> Answers:
         {"cache": {"bytes": ALL // 2, "policy": "lru"}, "reader": {"threads": 8}, "prefetch": {"hash_layers": False}},
         {"cache": {"bytes": LEAST, "policy": "lfu"}, "reader": {"threads": 8}},
         {"cache": {"bytes": LEAST, "policy": "lfu-aged"}, "reader": {"threads": 1}},
-        {"cache": {"bytes": LEAST, "policy": "lru"}, "prefetch": {"hash_layers": False}},
+        {"cache": {"bytes": LEAST, "policy": "lru"}, "prefetch": {"hash_layers": False, "look_ahead": False}},
         {"cache": {"bytes": ALL // 3, "policy": "lfu-aged"}, "reader": {"direct": False}},
     ],
     ids=lambda s: "-".join(str(v) for keys in s.values() for v in keys.values()),
