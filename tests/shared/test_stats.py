@@ -153,6 +153,20 @@ def test_stop_removes_the_socket_file_and_may_be_repeated(endpoint: str, publish
     assert not path.exists()
 
 
+def test_a_picture_goes_along_and_none_is_empty(endpoint: str, tmp_path: Path) -> None:
+    pictured = f"ipc://{tmp_path}/y.stats"
+    publishers = [
+        StatsPublisher(endpoint, IDENTITY, Counters().collect, 0.002),
+        StatsPublisher(pictured, IDENTITY, Counters().collect, 0.002, lambda: b"\x80\x01"),
+    ]
+    for publisher, address, picture in zip(publishers, (endpoint, pictured), (b"", b"\x80\x01"), strict=True):
+        publisher.start()
+        subscriber = StatsSubscriber([address])
+        assert next_snapshot(subscriber).picture == picture
+        subscriber.close()
+        publisher.stop()
+
+
 def test_an_address_that_cannot_be_bound_is_named(tmp_path: Path) -> None:
     publisher = StatsPublisher(f"ipc://{tmp_path}/missing/x.stats", IDENTITY, Counters().collect)
     with pytest.raises(IceboxError, match=r"missing/x\.stats"):

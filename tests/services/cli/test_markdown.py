@@ -4,7 +4,7 @@ import io
 import re
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 from rich.console import Console
@@ -38,6 +38,7 @@ def blocks(source):
     return [(t.type, t.content) for t in MarkdownIt("commonmark", {"html": False}).enable("table").parse(source)]
 
 
+@settings(deadline=None)
 @given(texts, st.integers(1, 7))
 def test_what_is_finished_stays_as_it_is(source, step):
     source += "\n"
@@ -68,6 +69,7 @@ def lines(text):
     return [line.rstrip() for line in text.split("\n") if line.strip()]
 
 
+@settings(deadline=None)  # rich imports what it needs when it first needs it
 @given(st.one_of(texts, st.text()))
 def test_any_text_can_be_shown(source):
     shown(source)
@@ -88,6 +90,7 @@ def test_nothing_that_was_said_is_lost(source, expected):
     assert lines(shown(source)) == expected.split("\n")
 
 
+@settings(deadline=None)
 @given(st.text(st.sampled_from("\x1b]8;\x07\x9b[2J`\n#&27 a"), max_size=40))
 def test_no_text_takes_over_the_terminal(text):
     out = io.StringIO()
