@@ -4,8 +4,9 @@ The ZeroMQ socket and each HTTP dialect translate their own words into a `Genera
 `Answers.start`, and translate the `Event`s that come back. Pure values: they know no socket, no JSON of any dialect and
 no token of the chat format.
 
-A stream is `Queued*`, then one `Started`, then text, reasoning and tool calls in the order in which the model wrote
-them, then one `Finished`. A request that fails raises ServiceError instead, before or within the stream.
+A stream is `Queued` once or more, then one `Started`, then text, reasoning and tool calls in the order in which the
+model wrote them, then one `Finished`. A request that is cancelled may be finished without having started; one that
+fails raises ServiceError instead, before or within the stream.
 """
 
 from __future__ import annotations
