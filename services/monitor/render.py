@@ -54,6 +54,7 @@ def _worker(worker: WorkerView) -> list[str]:
         f"{worker.running} running, {worker.waiting} waiting, {worker.done} done, {worker.failed} failed, "
         f"{worker.cancelled} cancelled; {worker.prompt_tokens:,} tokens read, {worker.generated_tokens:,} written; "
         f"state {size(worker.state_bytes)}",
+        f"{worker.guessed:,} experts of next layers guessed, {percent(worker.guesses_right)} of them right",
         f"sessions: {worker.cached_tokens:,} tokens of {worker.session_hits:,} prompts were not read again; "
         f"{size(worker.session_bytes)} of {size(worker.session_limit_bytes)} kept"
         + (f", {size(worker.session_disk_bytes)} on disk" if worker.session_disk_bytes else ""),

@@ -91,7 +91,8 @@ class CacheView:
 class WorkerView:
     """Generation. `tokens_per_s` is by the clock; the decode and prefill speeds count only time spent in them.
 
-    `cached_tokens` of prompts were kept from before and not read again; `session_hits` prompts had some.
+    `cached_tokens` of prompts were kept from before and not read again; `session_hits` prompts had some. `guessed`
+    experts of next layers were asked for ahead, the share `guesses_right` of them was then used.
     """
 
     tokens_per_s: float | None
@@ -112,6 +113,8 @@ class WorkerView:
     session_bytes: int
     session_limit_bytes: int
     session_disk_bytes: int
+    guessed: int
+    guesses_right: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,6 +225,8 @@ def _worker(window: Window) -> WorkerView:
         session_bytes=int(window.total("session_bytes")),
         session_limit_bytes=int(window.total("session_limit_bytes")),
         session_disk_bytes=int(window.total("session_disk_bytes")),
+        guessed=int(window.total("guessed")),
+        guesses_right=_ratio(window.total("guessed_right"), window.total("guessed")),
     )
 
 

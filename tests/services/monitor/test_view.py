@@ -57,6 +57,8 @@ def worker(time_s, tokens):
         session_hits=4,
         session_bytes=2048,
         session_limit_bytes=4096,
+        guessed=200,
+        guessed_right=150,
     )
 
 
@@ -89,6 +91,7 @@ def test_worker_now_and_since_the_start():
     assert shown.prefill_tokens_per_s_total == pytest.approx(200.0)
     assert shown.waiting_share == pytest.approx(1 / 6)
     assert (shown.running, shown.done, shown.generated_tokens) == (1, 3, 120)
+    assert (shown.guessed, shown.guesses_right) == (200, 0.75)
 
 
 def test_front_now_and_since_the_start():
