@@ -81,7 +81,7 @@ class Attention:
             return self._compressor.weight
         parts = (self._compressor.weight, self._indexer.compressor.weight, self._indexer.weights_proj)
         fused = torch.cat(parts)
-        views = fused.split([len(part) for part in parts])
+        views = fused.split_with_sizes([len(part) for part in parts])
         self._compressor.weight, self._indexer.compressor.weight, self._indexer.weights_proj = views
         return fused
 
