@@ -73,15 +73,15 @@ def read_turns(messages: Sequence[Any]) -> list[Turn]:
     Raises:
         ChatError: a message has the wrong shape.
     """
-    turns: list[Turn] = []
+    groups: list[list[Turn]] = []
     for position, message in enumerate(messages):
         turn = _read(message, f"messages[{position}]")
-        before = turns[-1] if turns else None
-        if turn.role is Role.USER and before is not None and before.role is Role.USER and before.task is None:
-            turns[-1] = replace(before, blocks=before.blocks + turn.blocks)
+        first = groups[-1][0] if groups else None
+        if turn.role is Role.USER and first is not None and first.role is Role.USER and first.task is None:
+            groups[-1].append(turn)
         else:
-            turns.append(turn)
-    return turns
+            groups.append([turn])
+    return [replace(group[0], blocks=tuple(b for turn in group for b in turn.blocks)) for group in groups]
 
 
 def _read(message: Any, where: str) -> Turn:

@@ -9,50 +9,55 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-_BETWEEN = "\n\n"
-
 
 class ConversationBuilder:
-    """Add pieces in their order; `messages` is what the chat encoder reads."""
+    """Add pieces in their order, then take the `messages` that the chat encoder reads."""
 
     def __init__(self) -> None:
-        self.messages: list[dict[str, Any]] = []
+        self._messages: list[dict[str, Any]] = []
+
+    @property
+    def messages(self) -> list[dict[str, Any]]:
+        return [_joined(message) for message in self._messages]
 
     def instructions(self, text: str) -> None:
         """At the beginning they are the system message; later ones are a user's words, for those get an answer."""
-        if not self.messages:
-            self.messages.append({"role": "system", "content": text})
-        elif self.messages[-1]["role"] == "system":
-            self.messages[-1]["content"] += _BETWEEN + text
+        if all(message["role"] == "system" for message in self._messages[-1:]):
+            self._last("system")["content"].append(text)
         else:
             self.user(text)
 
     def user(self, text: str) -> None:
-        self.messages.append({"role": "user", "content": text})
+        self._messages.append({"role": "user", "content": text})
 
     def tool_result(self, call_id: str, content: str | list[Any]) -> None:
         """`content` may be a list of parts; those that are not text are named in the prompt by their type."""
-        self.messages.append({"role": "tool", "tool_call_id": call_id, "content": content})
+        self._messages.append({"role": "tool", "tool_call_id": call_id, "content": content})
 
     def said(self, text: str) -> None:
-        self._extend("content", text)
+        self._last("assistant")["content"].append(text)
 
     def reasoned(self, text: str) -> None:
-        self._extend("reasoning_content", text)
+        self._last("assistant").setdefault("reasoning_content", []).append(text)
 
     def called(self, call_id: str, name: str, arguments: str) -> None:
         """`arguments` is JSON text."""
         call = {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
-        self._assistant().setdefault("tool_calls", []).append(call)
+        self._last("assistant").setdefault("tool_calls", []).append(call)
 
-    def _extend(self, key: str, text: str) -> None:
-        turn = self._assistant()
-        turn[key] = _BETWEEN.join(filter(None, (turn.get(key, ""), text)))
+    def _last(self, role: str) -> dict[str, Any]:
+        """The last message if it is of this role, else a new one; its texts are lists of pieces as long as it grows."""
+        if not self._messages or self._messages[-1]["role"] != role:
+            self._messages.append({"role": role, "content": []})
+        return self._messages[-1]
 
-    def _assistant(self) -> dict[str, Any]:
-        if not self.messages or self.messages[-1]["role"] != "assistant":
-            self.messages.append({"role": "assistant", "content": ""})
-        return self.messages[-1]
+
+_GROWING = {"system": ("content",), "assistant": ("content", "reasoning_content")}
+
+
+def _joined(message: dict[str, Any]) -> dict[str, Any]:
+    keys = (key for key in _GROWING.get(message["role"], ()) if key in message)
+    return message | {key: "\n\n".join(filter(None, message[key])) for key in keys}
 
 
 def function_tool(name: str, description: str, parameters: Mapping[str, Any]) -> dict[str, Any]:

@@ -25,14 +25,15 @@ def read_conversation(body: Fields) -> list[dict[str, Any]]:
         conversation.instructions(text)
     for message in body.tables("messages"):
         _read_message(conversation, message)
-    if not any(message["role"] != "system" for message in conversation.messages):
+    read = conversation.messages
+    if not read or read[-1]["role"] == "system":
         raise ChatError("messages must be a list with at least one message of user or assistant")
-    last = conversation.messages[-1]
+    last = read[-1]
     if last["role"] == "assistant":
         if "tool_calls" in last:
             raise ChatError("messages end with a tool_use block; its tool_result must follow")
         last["wo_eos"] = True
-    return conversation.messages
+    return read
 
 
 def _read_message(conversation: ConversationBuilder, message: Fields) -> None:

@@ -24,10 +24,7 @@ LOW_BUDGET = 4096
 
 @dataclass(frozen=True, slots=True)
 class MessagesRequest:
-    """`model` is the name that the client used."""
-
     generation: GenerationRequest
-    model: str
     is_stream: bool
 
 
@@ -44,8 +41,8 @@ def read_request(body: Any) -> MessagesRequest:
     )
     stops = fields.texts("stop_sequences")
     check_stops(stops, "stop_sequences")
-    generation = GenerationRequest(read_prompt(fields), sampling, stops)
-    return MessagesRequest(generation, fields.text("model"), fields.flag("stream", False))
+    fields.text("model", "")
+    return MessagesRequest(GenerationRequest(read_prompt(fields), sampling, stops), fields.flag("stream", False))
 
 
 def read_prompt(fields: Fields) -> Conversation:

@@ -16,7 +16,7 @@ def read(**more):
 def test_the_least():
     request = read()
     generation = request.generation
-    assert (request.model, request.is_stream, generation.stop) == ("demo", False, ())
+    assert (request.is_stream, generation.stop) == (False, ())
     assert generation.sampling == Sampling(max_tokens=10)
     assert generation.prompt.messages == ({"role": "user", "content": "Hello"},)
     assert not generation.prompt.thinking
@@ -91,7 +91,7 @@ def test_output_format():
         ({"max_tokens": None}, "max_tokens is missing"),
         ({"max_tokens": 0}, "max_tokens must be 1 to"),
         ({"max_tokens": "10"}, "max_tokens must be a whole number, not text"),
-        ({"model": None}, "model is missing"),
+        ({"model": 3}, "model must be text"),
         ({"messages": None}, "messages must be a list with at least one"),
         ({"temperature": 3}, "temperature must be 0 to 2"),
         ({"top_k": -1}, "top_k must be 0 to"),
