@@ -436,7 +436,7 @@ def test_ctrl_c_cancels_the_answer_and_not_the_program(config_path, worker, toke
 
 def test_a_conversation_outlives_errors_and_the_front(nothing_runs, tokenizer):
     config = load_config(nothing_runs)
-    with fake_worker(config, saying(ANSWER, tokenizer)), running(nothing_runs, "front") as services:
+    with fake_worker(config, saying(ANSWER, tokenizer)) as worker, running(nothing_runs, "front") as services:
         with on_terminal("chat", "--config", str(nothing_runs)) as terminal:
             terminal.expect(PROMPT)
             say(terminal, "x " * 600, r"model\.max_context = 512")
@@ -445,7 +445,9 @@ def test_a_conversation_outlives_errors_and_the_front(nothing_runs, tokenizer):
             say(terminal, "anyone?", "went away|does not answer in")
             services.start("front")
             services.wait_ready("front")
-            say(terminal, "back?", re.escape(ANSWER))
+            say(terminal, "/retry", re.escape(ANSWER))
+            assert last_prompt(worker).endswith("<｜User｜>anyone?<｜Assistant｜></think>")
+            assert "short" in last_prompt(worker)
             terminal.type("/quit\r")
             assert terminal.ends() == 0
         assert "Traceback" not in terminal.shown
