@@ -15,6 +15,6 @@ def swiglu(
 
     gate, up: [m, width]; weights: [m] routing weights, which come before the down projection, or None.
     """
-    low, high = constant(-limit), constant(limit)
+    low, high = constant(-limit, gate.device), constant(limit, gate.device)
     activated = F.silu(gate.float().clamp_max(high)).mul_(up.float().clamp(low, high))
     return (activated if weights is None else activated.mul_(weights.unsqueeze(-1))).type(dtype)

@@ -33,7 +33,7 @@ def masked_attention(
     q: [m, h, d], kv: [t, d] float32, sink: [h] float32, mask: [m, t] bool. Returns [m, h, d] in q's type.
     """
     m, h, d = q.shape
-    scores = (q.float().view(m * h, d) @ kv.T).view(m, h, -1).mul_(constant(scale))
+    scores = (q.float().view(m * h, d) @ kv.T).view(m, h, -1).mul_(constant(scale, q.device))
     if mask is not None:
         scores = scores.masked_fill(~mask.unsqueeze(1), -torch.inf)
     probabilities, denominator = _softmax_with_sink(scores, sink, q.dtype)

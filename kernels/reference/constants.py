@@ -8,6 +8,6 @@ import torch
 
 
 @functools.cache
-def constant(value: float) -> torch.Tensor:
-    """float32 []; on the CPU, but operations with tensors of any device take it."""
-    return torch.tensor(value)
+def constant(value: float, device: torch.device) -> torch.Tensor:
+    """float32 [] on the device: some operations take a number of the CPU with tensors of a GPU, and some do not."""
+    return torch.tensor(value, device=device)

@@ -25,7 +25,7 @@ def fp4_simulate(x: torch.Tensor, block: int = 32) -> torch.Tensor:
     # The grid's step doubles at 2 and at 4; inside each stretch, ties to even codes are ties to even multiples.
     # A step is half the power of two below the value, but not under 0.5, so bits and a floor give it.
     scaled = blocks / scale
-    step = floor_power_of_two(scaled).clamp_min_(constant(1.0)).mul_(constant(0.5))
+    step = floor_power_of_two(scaled).clamp_min_(constant(1.0, x.device)).mul_(constant(0.5, x.device))
     return (scaled / step).round_().mul_(step.mul_(scale)).view(x.shape).type(x.dtype)
 
 
@@ -35,7 +35,7 @@ def hadamard(x: torch.Tensor) -> torch.Tensor:
     x: [..., n], n a power of two.
     """
     n = x.shape[-1]
-    return (x.float() @ _signs(n, x.device)).mul_(constant(n**-0.5)).type(x.dtype)
+    return (x.float() @ _signs(n, x.device)).mul_(constant(n**-0.5, x.device)).type(x.dtype)
 
 
 def hadamard_fp4(x: torch.Tensor) -> torch.Tensor:

@@ -41,5 +41,5 @@ def _scaled(x: torch.Tensor, block: int) -> tuple[torch.Tensor, torch.Tensor]:
     """
     blocks = x.float().reshape(*x.shape[:-1], x.shape[-1] // block, block)
     amax = torch.linalg.vector_norm(blocks, math.inf, -1, keepdim=True)
-    scale = ceil_power_of_two(amax.clamp_min_(constant(SMALLEST_AMAX)), E4M3_MAX)
+    scale = ceil_power_of_two(amax.clamp_min_(constant(SMALLEST_AMAX, x.device)), E4M3_MAX)
     return blocks / scale, scale

@@ -15,9 +15,9 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
 
 def inverse_rms(y: torch.Tensor, eps: float) -> torch.Tensor:
     """1 / sqrt(mean(y^2) + eps). y: float32 [..., d]; returns [..., 1]."""
-    return y.square().mean(-1, keepdim=True).add_(constant(eps)).rsqrt_()
+    return y.square().mean(-1, keepdim=True).add_(constant(eps, y.device)).rsqrt_()
 
 
 def head_norm(q: torch.Tensor, eps: float) -> torch.Tensor:
     """The query's norm per head: no weight, and every step in the type of q. q: [..., heads, head_dim]."""
-    return q * q.square().mean(-1, keepdim=True).add_(constant(eps)).rsqrt_()
+    return q * q.square().mean(-1, keepdim=True).add_(constant(eps, q.device)).rsqrt_()
