@@ -178,7 +178,8 @@ def worker(world: World, first_token: int) -> Iterator[None]:
                 absent = [e for e in next_ids if world.seen_by_worker.get(Key(next_layer, e), -1) < 0]
                 world.send("fetch", -token, next_layer, absent, [], world.clock + 1, True)
             if rng.random() < 0.2:
-                world.send("hint", rng.randrange(LAYERS), rng.sample(range(EXPERTS), 2))
+                is_guess = rng.random() < 0.5
+                world.send("hint", rng.randrange(LAYERS), rng.sample(range(EXPERTS), 2), is_guess)
             yield
             world.check_held(held)
             yield
