@@ -19,13 +19,14 @@ _THREADS = 128
 def compress_kernel(tokens: int, d: int, overlapping: bool) -> Any:
     """With overlap there is one group more than entries, twice as wide; an entry's first `tokens` rows are those of
     the group before it."""
-    n, rows, width = T.dynamic("n"), tokens * (1 + overlapping), d * (1 + overlapping)
+    n, groups = T.dynamic("n"), T.dynamic("groups")
+    rows, width = tokens * (1 + overlapping), d * (1 + overlapping)
     channels = math.gcd(d, _THREADS)
 
     @T.prim_func
     def compress(
-        kv: T.Tensor((n + overlapping, tokens, width), "float32"),
-        gate: T.Tensor((n + overlapping, tokens, width), "float32"),
+        kv: T.Tensor((groups, tokens, width), "float32"),
+        gate: T.Tensor((groups, tokens, width), "float32"),
         entries: T.Tensor((n, d), "float32"),
     ) -> None:
         with T.Kernel(n, d // channels, threads=channels) as (entry, part):

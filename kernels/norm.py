@@ -1,5 +1,6 @@
-"""Root-mean-square normalisation of rows, one block of threads a row."""
+"""Root-mean-square normalisation of rows, one block of threads a row; each thread has as many values."""
 
+import math
 from typing import Any
 
 import tilelang.language as T
@@ -12,11 +13,11 @@ _THREADS = 128
 
 @tile_kernel({"d": 512, "dtype": "bfloat16", "eps": 1e-6}, {"d": 4096, "dtype": "bfloat16", "eps": 1e-6})
 def rms_norm_kernel(d: int, dtype: str, eps: float) -> Any:
-    m = T.dynamic("m")
+    m, threads = T.dynamic("m"), math.gcd(d, _THREADS)
 
     @T.prim_func
     def rms_norm(x: T.Tensor((m, d), dtype), weight: T.Tensor((d,), "float32"), y: T.Tensor((m, d), dtype)) -> None:
-        with T.Kernel(m, threads=_THREADS) as row:
+        with T.Kernel(m, threads=threads) as row:
             values = T.alloc_fragment((d,), "float32")
             squares = T.alloc_fragment((d,), "float32")
             total = T.alloc_fragment((1,), "float32")
@@ -33,14 +34,14 @@ def rms_norm_kernel(d: int, dtype: str, eps: float) -> Any:
 
 @tile_kernel({"d": 512, "dtype": "bfloat16", "eps": 1e-6}, {"d": 128, "dtype": "float32", "eps": 1e-6})
 def head_norm_kernel(d: int, dtype: str, eps: float) -> Any:
-    m = T.dynamic("m")
+    m, threads = T.dynamic("m"), math.gcd(d, _THREADS)
 
     def rounded(value: Any) -> Any:
         return T.cast(T.cast(value, dtype), "float32")
 
     @T.prim_func
     def head_norm(x: T.Tensor((m, d), dtype), y: T.Tensor((m, d), dtype)) -> None:
-        with T.Kernel(m, threads=_THREADS) as row:
+        with T.Kernel(m, threads=threads) as row:
             values = T.alloc_fragment((d,), "float32")
             squares = T.alloc_fragment((d,), "float32")
             total = T.alloc_fragment((1,), "float32")

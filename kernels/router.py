@@ -12,9 +12,10 @@ from kernels.tile import tile_kernel
 _THREADS = 64
 
 
-@tile_kernel({"experts": 256, "topk": 6}, {"experts": 16, "topk": 4})
+@tile_kernel({"experts": 256, "topk": 6}, {"experts": 24, "topk": 4}, {"experts": 16, "topk": 4})
 def route_by_score_kernel(experts: int, topk: int) -> Any:
-    m = T.dynamic("m")
+    """Threads divide a power of two of places, the last of which may be nobody's."""
+    m, places = T.dynamic("m"), 1 << (experts - 1).bit_length()
 
     @T.prim_func
     def route_by_score(
@@ -23,19 +24,21 @@ def route_by_score_kernel(experts: int, topk: int) -> Any:
         topk_ids: T.Tensor((m, topk), "int64"),
     ) -> None:
         with T.Kernel(m, threads=_THREADS) as token:
-            left = T.alloc_fragment((experts,), "float32")
-            candidates = T.alloc_fragment((experts,), "int32")
+            left = T.alloc_fragment((places,), "float32")
+            candidates = T.alloc_fragment((places,), "int32")
             best = T.alloc_fragment((1,), "float32")
             chosen = T.alloc_fragment((1,), "int32")
-            for i in T.Parallel(experts):
+            for i in T.Parallel(places):
                 # The maximum turns NaN into a number, so that every choice is an expert, and another one.
-                left[i] = T.max(scores[token, i] + bias[i], T.float32(-3e38))
+                left[i] = T.if_then_else(
+                    i < experts, T.max(scores[token, i] + bias[i], T.float32(-3e38)), -T.infinity("float32")
+                )
             for k in T.serial(topk):
                 T.reduce_max(left, best, dim=0)
-                for i in T.Parallel(experts):
-                    candidates[i] = T.if_then_else(left[i] == best[0], i, experts)
+                for i in T.Parallel(places):
+                    candidates[i] = T.if_then_else(left[i] == best[0], i, places)
                 T.reduce_min(candidates, chosen, dim=0)
-                for i in T.Parallel(experts):
+                for i in T.Parallel(places):
                     left[i] = T.if_then_else(i == chosen[0], -T.infinity("float32"), left[i])
                 for i in T.Parallel(1):
                     topk_ids[token, k + i] = T.cast(chosen[0], "int64")

@@ -193,7 +193,7 @@ def test_rope(m: int, shape: tuple[int, ...], inverse: bool, dtype: torch.dtype)
 # --- router ---
 
 
-@pytest.mark.parametrize(("experts", "topk"), [(256, 6), (16, 4)])
+@pytest.mark.parametrize(("experts", "topk"), [(256, 6), (24, 4), (16, 4)])
 @pytest.mark.parametrize("m", [0, 1, 7, 513])
 def test_route_by_score(m: int, experts: int, topk: int) -> None:
     scores, bias = normal(10, m, experts).abs(), normal(11, experts)
