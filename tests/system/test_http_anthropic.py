@@ -67,6 +67,13 @@ def test_answers(client):
     assert 0 < message.usage.output_tokens < 40
 
 
+def test_models(client):
+    (model,) = client.models.list()
+    assert client.models.retrieve(model.id) == model
+    assert (model.type, model.lifecycle, model.max_input_tokens) == ("model", "active", 1024)
+    assert ask(client, SUM, max_tokens=1).model == model.id
+
+
 def test_streams_what_it_would_answer(client):
     options = {"thinking": {"type": "adaptive"}, "tools": [WEATHER_TOOL]}
     streamed, whole = ask_streaming(client, [WEATHER], **options), ask(client, [WEATHER], **options)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from datetime import UTC, datetime
 from http import HTTPStatus
 
 from starlette.requests import Request
@@ -35,7 +36,8 @@ def routes(front: Front) -> list[Route]:
         return _respond(front, asked, CompletionEncoder, _COMPLETION_ID)
 
     async def models(request: Request) -> Response:
-        return _json({"object": "list", "data": [_model(front)]})
+        paging = {"has_more": False, "first_id": front.model, "last_id": front.model}
+        return _json({"object": "list", "data": [_model(front)]} | paging)
 
     async def model(request: Request) -> Response:
         name = request.path_params["name"]
@@ -67,6 +69,7 @@ def _respond(front: Front, asked: Asked, encoder: type[ChatEncoder] | type[Compl
 
 
 def _model(front: Front) -> dict[str, object]:
+    """OpenAI's fields, vLLM's for the length, and then Anthropic's, whose clients ask at the same address."""
     context = front.config.model.max_context
     return {
         "id": front.model,
@@ -74,6 +77,12 @@ def _model(front: Front) -> dict[str, object]:
         "created": front.started,
         "owned_by": "icebox",
         "max_model_len": context,
+        "type": "model",
+        "display_name": front.model,
+        "created_at": datetime.fromtimestamp(front.started, UTC).isoformat(),
+        "lifecycle": "active",
+        "max_input_tokens": context,
+        "max_tokens": context,
     }
 
 
