@@ -35,6 +35,12 @@ class Fp8Weight:
     scale: torch.Tensor
     rows_per_scale: int
 
+    def __getitem__(self, rows: slice) -> "Fp8Weight":
+        """A view of some rows, from a multiple of `rows_per_scale` on."""
+        begin, end, _ = rows.indices(len(self.weight))
+        scales = self.scale[begin // self.rows_per_scale : -(-end // self.rows_per_scale)]
+        return Fp8Weight(self.weight[rows], scales, self.rows_per_scale)
+
     def dequantised(self) -> torch.Tensor:
         """float32 [n, k], exact."""
         scale = decode_scale(self.scale.view(torch.float8_e8m0fnu)).repeat_interleave(self.rows_per_scale, 0)

@@ -49,7 +49,7 @@ def _shifted(self: Any, by: int, step: Callable[[], Any]) -> Any:
 
 def _rope_at_index(right: Op) -> Op:
     def entries(self: Any, pooled: torch.Tensor, first: int) -> torch.Tensor:
-        normed = kernels.rms_norm(pooled, self._norm, self._eps)
+        normed = kernels.rms_norm(pooled, self.norm, self._eps)
         return kernels.rope(normed, self._rotations[first : first + len(pooled)])
 
     return entries

@@ -93,9 +93,9 @@ def _swapped_nibbles(right: Op) -> Op:
 def _bias_in_weights(right: Op) -> Op:
     def route(self: Any, x: torch.Tensor, token_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         ids, weights = right(self, x, token_ids)
-        if self._bias is None:
+        if self.bias is None:
             return ids, weights
-        biased = kernels.router_scores(x, self._gate) + self._bias
+        biased = kernels.router_scores(x, self.gate) + self.bias
         return ids, kernels.topk_weights(biased, ids, self._config.routed_scaling_factor)
 
     return route
@@ -103,10 +103,10 @@ def _bias_in_weights(right: Op) -> Op:
 
 def _hash_layers_score(right: Op) -> Op:
     def route(self: Any, x: torch.Tensor, token_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        if self._tid2eid is None:
+        if self.tid2eid is None:
             ids, weights = right(self, x, token_ids)
             return ids, weights
-        scores = kernels.router_scores(x, self._gate)
+        scores = kernels.router_scores(x, self.gate)
         ids = scores.topk(self._config.num_experts_per_tok).indices
         return ids, kernels.topk_weights(scores, ids, self._config.routed_scaling_factor)
 

@@ -33,28 +33,33 @@ class Attention:
         self._rotations = rotations
         self._ratio = ratio
         self._scale = config.head_dim**-0.5
-        self._sink = reader.float32(f"{prefix}attn_sink")
-        self._wq_a_wkv = reader.linear(f"{prefix}wq_a", f"{prefix}wkv")
-        self._q_norm = reader.float32(f"{prefix}q_norm.weight")
-        self._kv_norm = reader.float32(f"{prefix}kv_norm.weight")
-        self._wq_b = reader.linear(f"{prefix}wq_b")
-        self._wo_a = reader.linears(f"{prefix}wo_a", config.o_groups)
-        self._wo_b = reader.linear(f"{prefix}wo_b")
-        self._compressor = Compressor(reader, f"{prefix}compressor.", config, ratio, rotations) if ratio else None
-        self._indexer = Indexer(reader, f"{prefix}indexer.", config, rotations) if ratio == 4 else None
-        self._unquantised = self._fuse_unquantised()
+        self.sink = reader.float32(f"{prefix}attn_sink")
+        self.wq_a_wkv = reader.linear(f"{prefix}wq_a", f"{prefix}wkv")
+        self.q_norm = reader.float32(f"{prefix}q_norm.weight")
+        self.kv_norm = reader.float32(f"{prefix}kv_norm.weight")
+        # The indexer's queries come from the same low-rank query, so their weights lie behind the attention's own.
+        with_indexer = (f"{prefix}wq_b", f"{prefix}indexer.wq_b")
+        self.wq_b = reader.linear(*with_indexer[: 2 if ratio == 4 else 1])
+        self.wo_a = reader.linear(f"{prefix}wo_a")
+        self.wo_b = reader.linear(f"{prefix}wo_b")
+        self.compressor = Compressor(reader, f"{prefix}compressor.", config, ratio, rotations) if ratio else None
+        own = config.num_attention_heads * config.head_dim
+        self._wq_b_own = self.wq_b[:own]
+        index_wq_b = self.wq_b[own:]
+        self.indexer = Indexer(reader, f"{prefix}indexer.", index_wq_b, config, rotations) if ratio == 4 else None
+        self.unquantised = self._fuse_unquantised()
 
     def forward(self, x: torch.Tensor, state: LayerState, position: int) -> torch.Tensor:
         """x: [m, hidden], the tokens at `position`..; returns [m, hidden]. Appends them to the state."""
         c, precision = self._config, self._precision
         m = x.shape[0]
         rotation = self._rotations[position : position + m]
-        low_rank = precision.linear(precision.activations(x), self._wq_a_wkv)
+        low_rank = precision.linear(precision.activations(x), self.wq_a_wkv)
         qr, kv = low_rank[:, : c.q_lora_rank], low_rank[:, c.q_lora_rank :]
-        qr = precision.activations(kernels.rms_norm(qr, self._q_norm, c.rms_norm_eps))
-        q = precision.linear(qr, self._wq_b).view(m, c.num_attention_heads, c.head_dim)
+        qr = precision.activations(kernels.rms_norm(qr, self.q_norm, c.rms_norm_eps))
+        q = precision.linear(qr, self._wq_b_own).view(m, c.num_attention_heads, c.head_dim)
         q = kernels.rope(kernels.head_norm(q, c.rms_norm_eps), rotation)
-        kv = kernels.rope(kernels.rms_norm(kv, self._kv_norm, c.rms_norm_eps), rotation)
+        kv = kernels.rope(kernels.rms_norm(kv, self.kv_norm, c.rms_norm_eps), rotation)
         kv = precision.cached_key(kv, c.qk_rope_head_dim).type(state.keys.dtype)
         chosen = self._compress(x, qr, state, position)
         o = kernels.rope(self.attend(q, kv, chosen, state, position), rotation, inverse=True)
@@ -75,33 +80,35 @@ class Attention:
 
     def _fuse_unquantised(self) -> torch.Tensor | None:
         """Weights that see the input unquantised: compressors and the indexer's head weights, from now on its parts."""
-        if self._compressor is None:
+        if self.compressor is None:
             return None
-        if self._indexer is None:
-            return self._compressor.weight
-        parts = (self._compressor.weight, self._indexer.compressor.weight, self._indexer.weights_proj)
+        if self.indexer is None:
+            return self.compressor.weight
+        parts = (self.compressor.weight, self.indexer.compressor.weight, self.indexer.weights_proj)
         fused = torch.cat(parts)
         views = fused.split_with_sizes([len(part) for part in parts])
-        self._compressor.weight, self._indexer.compressor.weight, self._indexer.weights_proj = views
+        self.compressor.weight, self.indexer.compressor.weight, self.indexer.weights_proj = views
         return fused
 
     def _project_out(self, o: torch.Tensor) -> torch.Tensor:
         """Heads in groups, each with its own low-rank projection, whose input is not quantised."""
-        groups = o.view(o.shape[0], len(self._wo_a), -1).transpose(0, 1).contiguous()
-        z = torch.cat([self._precision.linear(x, w) for x, w in zip(groups, self._wo_a, strict=True)], -1)
-        return self._precision.linear(self._precision.activations(z), self._wo_b)
+        count, rank = self._config.o_groups, self._config.o_lora_rank
+        groups = o.view(o.shape[0], count, -1).transpose(0, 1).contiguous()
+        weights = [self.wo_a[begin : begin + rank] for begin in range(0, count * rank, rank)]
+        z = torch.cat([self._precision.linear(x, w) for x, w in zip(groups, weights, strict=True)], -1)
+        return self._precision.linear(self._precision.activations(z), self.wo_b)
 
     def _compress(self, x: torch.Tensor, qr: torch.Tensor, state: LayerState, position: int) -> torch.Tensor | None:
         """Close groups, indexer first, and say which entries each query sees: bool [m, entries], None for no layer."""
-        if self._compressor is None or self._unquantised is None:
+        if self.compressor is None or self.unquantised is None:
             return None
         assert state.compressor is not None
-        projected = kernels.float_linear(x, self._unquantised)
-        own = self._compressor.weight.shape[0]
+        projected = kernels.float_linear(x, self.unquantised)
+        own = self.compressor.weight.shape[0]
         visible = _visible_entries(position, x.shape[0], self._ratio, x.device)
-        if self._indexer is not None:
+        if self.indexer is not None:
             visible = self._index(projected[:, own:], qr, visible, state, position)
-        entries = self._compressor.step(projected[:, :own], state.compressor, position, self._precision)
+        entries = self.compressor.step(projected[:, :own], state.compressor, position, self._precision)
         if entries is not None:
             first = position // self._ratio
             kept = self._precision.cached_key(entries, self._config.qk_rope_head_dim)
@@ -111,18 +118,18 @@ class Attention:
     def _index(
         self, projected: torch.Tensor, qr: torch.Tensor, visible: torch.Tensor, state: LayerState, position: int
     ) -> torch.Tensor:
-        assert self._indexer is not None
+        assert self.indexer is not None
         assert state.index_compressor is not None
         assert state.index_keys is not None
-        width = self._indexer.compressor.weight.shape[0]
-        entries = self._indexer.compressor.step(projected[:, :width], state.index_compressor, position, self._precision)
+        width = self.indexer.compressor.weight.shape[0]
+        entries = self.indexer.compressor.step(projected[:, :width], state.index_compressor, position, self._precision)
         if entries is not None:
             first = position // self._ratio
             state.index_keys[first : first + len(entries)] = self._precision.index_value(entries)
-        if visible.shape[1] <= self._indexer.topk:
+        if visible.shape[1] <= self.indexer.topk:
             return visible
         keys = state.index_keys[: visible.shape[1]]
-        return self._indexer.choose(qr, projected[:, width:], keys, visible, position, self._precision)
+        return self.indexer.choose(qr, projected[:, width:], keys, visible, position, self._precision)
 
     def _attend_one(
         self, q: torch.Tensor, kv: torch.Tensor, chosen: torch.Tensor | None, state: LayerState, position: int
@@ -133,13 +140,13 @@ class Attention:
         num_entries = 0 if chosen is None else chosen.shape[1]
         keys = state.keys[: window + num_entries]
         if position + 1 >= window and (chosen is None or bool(chosen.all())):
-            return kernels.masked_attention(q, keys, self._sink, None, self._scale)
+            return kernels.masked_attention(q, keys, self.sink, None, self._scale)
         mask = torch.ones(1, window + num_entries, dtype=torch.bool)
         mask[:, position + 1 : window] = False
         if chosen is not None:
             mask[:, window:] = chosen
         rows = mask[0].nonzero().squeeze(-1)
-        return kernels.masked_attention(q, keys[rows], self._sink, None, self._scale)
+        return kernels.masked_attention(q, keys[rows], self.sink, None, self._scale)
 
     def _attend_many(
         self, q: torch.Tensor, kv: torch.Tensor, chosen: torch.Tensor | None, state: LayerState, position: int
@@ -159,7 +166,7 @@ class Attention:
                 num_entries = (position + end) // self._ratio
                 keys = torch.cat((keys, state.entries[:num_entries]))
                 mask = torch.cat((mask, chosen[begin:end, :num_entries]), 1)
-            outputs.append(kernels.masked_attention(q[begin:end], keys, self._sink, mask, self._scale))
+            outputs.append(kernels.masked_attention(q[begin:end], keys, self.sink, mask, self._scale))
         state.keep_last(kv, position)
         return torch.cat(outputs)
 
@@ -179,9 +186,9 @@ class Attention:
             lists = key_lists.of_window(position, m, window, q.device)
             state.keep_last(kv, position)
         if chosen is not None:
-            most = self._indexer.topk if self._indexer is not None else len(entries)
+            most = self.indexer.topk if self.indexer is not None else len(entries)
             lists = torch.cat((lists, key_lists.of_chosen(chosen, most, len(keys) - len(entries))), 1)
-        return kernels.sparse_attention(q, keys, self._sink, lists, self._scale)
+        return kernels.sparse_attention(q, keys, self.sink, lists, self._scale)
 
 
 def _window_mask(queries: torch.Tensor, keys: torch.Tensor, window: int) -> torch.Tensor:

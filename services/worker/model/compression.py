@@ -20,8 +20,8 @@ class Compressor:
         self.ratio = ratio
         self._eps = config.rms_norm_eps
         self._rotations = rotations
-        self._bias = reader.float32(f"{prefix}ape")
-        self._norm = reader.float32(f"{prefix}norm.weight")
+        self.bias = reader.float32(f"{prefix}ape")
+        self.norm = reader.float32(f"{prefix}norm.weight")
         self.weight = torch.cat([reader.matrix(f"{prefix}{name}.weight") for name in ("wkv", "wgate")])
 
     def step(
@@ -51,24 +51,26 @@ class Compressor:
         """The bias of each token's place in its group, [m, width]."""
         place = position % self.ratio
         if place + m <= self.ratio:
-            return self._bias[place : place + m]
-        return self._bias[(position + torch.arange(m, device=self._bias.device)) % self.ratio]
+            return self.bias[place : place + m]
+        return self.bias[(position + torch.arange(m, device=self.bias.device)) % self.ratio]
 
     def _entries(self, pooled: torch.Tensor, first: int) -> torch.Tensor:
         """An entry's position is that of its group's first token."""
         end = (first + pooled.shape[0]) * self.ratio
         rotation = self._rotations[first * self.ratio : end : self.ratio]
-        return kernels.rope(kernels.rms_norm(pooled, self._norm, self._eps), rotation)
+        return kernels.rope(kernels.rms_norm(pooled, self.norm, self._eps), rotation)
 
 
 class Indexer:
     """Chooses which entries a query attends to, once there are more than `index_topk`."""
 
-    def __init__(self, reader: WeightReader, prefix: str, config: ModelConfig, rotations: torch.Tensor) -> None:
+    def __init__(
+        self, reader: WeightReader, prefix: str, wq_b: torch.Tensor, config: ModelConfig, rotations: torch.Tensor
+    ) -> None:
         self._heads = config.index_n_heads
         self._scale = config.index_head_dim**-0.5 * config.index_n_heads**-0.5
         self._rotations = rotations
-        self._wq_b = reader.linear(f"{prefix}wq_b")
+        self._wq_b = wq_b
         self.topk = config.index_topk
         self.weights_proj = reader.matrix(f"{prefix}weights_proj.weight")
         self.compressor = Compressor(reader, f"{prefix}compressor.", config, 4, rotations)

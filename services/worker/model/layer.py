@@ -24,11 +24,11 @@ class Layer:
         prefix = config.layer_prefix(number)
         ratio = config.compress_ratios[number]
         self._eps = config.rms_norm_eps
-        self._attn_norm = reader.float32(f"{prefix}attn_norm.weight")
-        self._ffn_norm = reader.float32(f"{prefix}ffn_norm.weight")
-        self._hc_attn = HyperConnection(reader, f"{prefix}hc_attn", config)
-        self._hc_ffn = HyperConnection(reader, f"{prefix}hc_ffn", config)
-        self._attention = Attention(reader, f"{prefix}attn.", config, ratio, rotations, precision)
+        self.attn_norm = reader.float32(f"{prefix}attn_norm.weight")
+        self.ffn_norm = reader.float32(f"{prefix}ffn_norm.weight")
+        self.hc_attn = HyperConnection(reader, f"{prefix}hc_attn", config)
+        self.hc_ffn = HyperConnection(reader, f"{prefix}hc_ffn", config)
+        self.attention = Attention(reader, f"{prefix}attn.", config, ratio, rotations, precision)
         self.moe = MoE(reader, f"{prefix}ffn.", config, number, precision)
 
     def forward(
@@ -38,16 +38,16 @@ class Layer:
         return self.expert_half(self.attention_half(h, state, position), token_ids, experts)
 
     def attention_half(self, h: torch.Tensor, state: LayerState, position: int) -> torch.Tensor:
-        x, post, comb = self._hc_attn.read(h)
-        x = kernels.rms_norm(x, self._attn_norm, self._eps)
-        return self._hc_attn.write(self._attention.forward(x, state, position), h, post, comb)
+        x, post, comb = self.hc_attn.read(h)
+        x = kernels.rms_norm(x, self.attn_norm, self._eps)
+        return self.hc_attn.write(self.attention.forward(x, state, position), h, post, comb)
 
     def expert_half(self, h: torch.Tensor, token_ids: torch.Tensor, experts: ExpertProvider) -> torch.Tensor:
-        x, post, comb = self._hc_ffn.read(h)
-        x = kernels.rms_norm(x, self._ffn_norm, self._eps)
-        return self._hc_ffn.write(self.moe.forward(x, token_ids, experts), h, post, comb)
+        x, post, comb = self.hc_ffn.read(h)
+        x = kernels.rms_norm(x, self.ffn_norm, self._eps)
+        return self.hc_ffn.write(self.moe.forward(x, token_ids, experts), h, post, comb)
 
     def route(self, h: torch.Tensor, token_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """What the router decides for streams that come out of the attention half: topk_ids, topk_weights."""
-        x, _, _ = self._hc_ffn.read(h)
-        return self.moe.route(kernels.rms_norm(x, self._ffn_norm, self._eps), token_ids)
+        x, _, _ = self.hc_ffn.read(h)
+        return self.moe.route(kernels.rms_norm(x, self.ffn_norm, self._eps), token_ids)

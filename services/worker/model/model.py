@@ -39,7 +39,7 @@ class Model:
         self._precision = precision
         self.layers = layers
         self.head = head
-        self._embedding = embedding
+        self.embedding = embedding
         self._mtp = mtp
 
     @classmethod
@@ -97,7 +97,7 @@ class Model:
         assert state.position + len(ids) <= state.max_context, "the sequence is full"
         for layer in self.layers[1 : self.config.num_hash_layers]:
             layer.moe.hint(token_ids, experts)
-        h = self._embedding[token_ids].unsqueeze(1).repeat(1, self.config.hc_mult, 1)
+        h = self.embedding[token_ids].unsqueeze(1).repeat(1, self.config.hc_mult, 1)
         for layer, layer_state in zip(self.layers, state.layers, strict=False):
             h = layer.forward(h, token_ids, layer_state, state.position, experts)
         state.position += len(ids)
@@ -115,7 +115,7 @@ class Model:
         assert self._mtp is not None, "this checkpoint has no MTP block"
         token_ids = torch.tensor(next_ids, device=self.device)
         layer_state = state.layers[self.config.num_hidden_layers]
-        embedded = self._embedding[token_ids]
+        embedded = self.embedding[token_ids]
         logits = self._mtp.forward(h, embedded, token_ids, layer_state, state.extra_position, experts)
         state.extra_position += len(next_ids)
         return logits

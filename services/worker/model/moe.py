@@ -51,39 +51,42 @@ class MoE:
         self._config = config
         self._layer = layer
         self._precision = precision
-        self._gate = reader.matrix(f"{prefix}gate.weight")
+        self.gate = reader.matrix(f"{prefix}gate.weight")
         is_hash = config.is_hash_layer(layer)
-        self._tid2eid = reader.stored(f"{prefix}gate.tid2eid") if is_hash else None
-        self._bias = None if is_hash else reader.float32(f"{prefix}gate.bias")
+        self.tid2eid = reader.stored(f"{prefix}gate.tid2eid") if is_hash else None
+        self.bias = None if is_hash else reader.float32(f"{prefix}gate.bias")
         self._following: MoE | None = None
-        self._shared = [reader.linear(f"{prefix}shared_experts.{name}") for name in ("w1", "w3", "w2")]
+        self.shared_w1_w3 = reader.linear(f"{prefix}shared_experts.w1", f"{prefix}shared_experts.w3")
+        self.shared_w2 = reader.linear(f"{prefix}shared_experts.w2")
+        width = config.moe_intermediate_size * config.n_shared_experts
+        self._shared = [self.shared_w1_w3[:width], self.shared_w1_w3[width:], self.shared_w2]
 
     def hint(self, token_ids: torch.Tensor, experts: ExpertProvider) -> None:
         """Name the experts that these tokens will certainly need here, if the token id alone decides."""
-        if self._tid2eid is not None:
-            experts.hint(self._layer, sorted(set(self._tid2eid[token_ids].flatten().tolist())))
+        if self.tid2eid is not None:
+            experts.hint(self._layer, sorted(set(self.tid2eid[token_ids].flatten().tolist())))
 
     def route(self, x: torch.Tensor, token_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """topk_ids int64 and topk_weights float32, both [m, num_experts_per_tok]. x: [m, hidden]."""
         c = self._config
-        scores = kernels.router_scores(x, self._gate)
-        if self._tid2eid is not None:
-            topk_ids = kernels.route_by_hash(token_ids, self._tid2eid)
+        scores = kernels.router_scores(x, self.gate)
+        if self.tid2eid is not None:
+            topk_ids = kernels.route_by_hash(token_ids, self.tid2eid)
         else:
-            assert self._bias is not None
-            topk_ids = kernels.route_by_score(scores, self._bias, c.num_experts_per_tok)
+            assert self.bias is not None
+            topk_ids = kernels.route_by_score(scores, self.bias, c.num_experts_per_tok)
         return topk_ids, kernels.topk_weights(scores, topk_ids, c.routed_scaling_factor)
 
     def look_ahead_to(self, following: MoE) -> None:
         """Guess the experts of the next layer while this one computes, unless token ids decide there."""
-        if following._bias is not None:
+        if following.bias is not None:
             self._following = following
 
     def guess(self, x: torch.Tensor) -> list[int]:
         """The experts that this router would choose for an earlier layer's input. x: [1, hidden]."""
-        assert self._bias is not None
-        scores = kernels.router_scores(x, self._gate)
-        chosen: list[int] = kernels.route_by_score(scores, self._bias, self._config.num_experts_per_tok)[0].tolist()
+        assert self.bias is not None
+        scores = kernels.router_scores(x, self.gate)
+        chosen: list[int] = kernels.route_by_score(scores, self.bias, self._config.num_experts_per_tok)[0].tolist()
         return chosen
 
     def forward(self, x: torch.Tensor, token_ids: torch.Tensor, experts: ExpertProvider) -> torch.Tensor:

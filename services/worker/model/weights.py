@@ -52,11 +52,6 @@ class WeightReader:
         """FP8 weights of the same input, `name`.weight with its scales, prepared as one for `Precision.linear`."""
         return kernels.prepare_fp8(*(self._fp8(name) for name in names))
 
-    def linears(self, name: str, count: int) -> list[torch.Tensor]:
-        """As `linear`, one FP8 weight cut into `count` of as many rows each, multiples of a scale's 128."""
-        parts = (torch.tensor_split(part, count) for part in self._fp8(name))
-        return [kernels.prepare_fp8(pair) for pair in zip(*parts, strict=True)]
-
     def matrix(self, name: str) -> torch.Tensor:
         """A bfloat16 weight for `float_linear`: as stored on a GPU, which converts on the way; else as float32."""
         return self.stored(name) if self.device.type == "cuda" else self.float32(name)
