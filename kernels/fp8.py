@@ -74,7 +74,7 @@ def act_quant(x: torch.Tensor, block: int = 128) -> tuple[torch.Tensor, torch.Te
     scale = torch.empty(len(blocks), dtype=torch.uint8, device=x.device)
     if len(blocks):
         act_quant_kernel(block=block, dtype=type_name(x))(blocks, q, scale)
-    return q.view(x.shape), scale.view(torch.float8_e8m0fnu).view(*x.shape[:-1], -1)
+    return q.view(x.shape), scale.view(torch.float8_e8m0fnu).view(*x.shape[:-1], x.shape[-1] // block)
 
 
 def act_round(x: torch.Tensor, block: int = 128) -> torch.Tensor:

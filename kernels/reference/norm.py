@@ -19,5 +19,9 @@ def inverse_rms(y: torch.Tensor, eps: float) -> torch.Tensor:
 
 
 def head_norm(q: torch.Tensor, eps: float) -> torch.Tensor:
-    """The query's norm per head: no weight, and every step in the type of q. q: [..., heads, head_dim]."""
-    return q * q.square().mean(-1, keepdim=True).add_(constant(eps, q.device)).rsqrt_()
+    """The query's norm per head: no weight, and every step rounded to the type of q. q: [..., heads, head_dim].
+
+    The inverse root is one step, rounded once: torch's own for bfloat16 on a CPU rounds the root before it inverts.
+    """
+    mean = q.square().mean(-1, keepdim=True).add_(constant(eps, q.device))
+    return q * mean.float().rsqrt_().type(q.dtype)

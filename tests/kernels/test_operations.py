@@ -35,7 +35,7 @@ def test_head_norm_rounds_at_every_step() -> None:
     q = _normal(2, 5, 3, 64).bfloat16()
     mean = q.square().mean(-1, keepdim=True)
     assert mean.dtype == torch.bfloat16
-    assert torch.equal(kernels.head_norm(q, 1e-6), q * (mean + 1e-6).rsqrt())
+    assert torch.equal(kernels.head_norm(q, 1e-6), q * (mean + 1e-6).float().rsqrt().bfloat16())
     exact = q.float() / (q.float().square().mean(-1, keepdim=True) + 1e-6).sqrt()
     assert (kernels.head_norm(q, 1e-6).float() - exact).abs().max() < 0.05
 
