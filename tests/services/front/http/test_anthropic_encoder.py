@@ -6,7 +6,7 @@ import pytest
 from anthropic.lib.streaming._messages import accumulate_event
 from anthropic.types import ErrorResponse, Message, RawMessageStreamEvent
 from helpers.answers import ARGUMENTS, USAGE, answers, events_of
-from hypothesis import given, settings
+from hypothesis import given
 from pydantic import TypeAdapter
 
 from services.front.generation import Finished, Queued, Usage
@@ -81,7 +81,6 @@ def test_the_whole_sequence():
     }
 
 
-@settings(deadline=None)
 @given(answers())
 def test_the_client_reads_the_same_from_every_split(answer):
     stream, message = encode(answer.events)

@@ -138,7 +138,7 @@ def test_the_unchanged_body_is_good(maker, dialect):
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)
-@settings(deadline=None, max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_a_changed_body_is_understood_or_refused(maker, dialect, data):
     read, body = DIALECTS[dialect]

@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 from helpers.answers import ARGUMENTS, USAGE, answers, events_of
-from hypothesis import given, settings
+from hypothesis import given
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
@@ -74,7 +74,6 @@ def test_the_whole_sequence():
     }
 
 
-@settings(deadline=None)
 @given(answers())
 def test_every_split_says_the_same(answer):
     stream, response = encode(answer.events)
