@@ -8,10 +8,10 @@ is from sending the request to its beginning at the worker, and from the worker'
 from __future__ import annotations
 
 import argparse
-import http.client
 import json
 import os
 import re
+import socket
 import statistics
 import tempfile
 import time
@@ -74,14 +74,17 @@ def direct(client: BlockingClient, generate: Generate, pace: Pace) -> Sample:
             return _sample(started, arrived, pace)
 
 
-def through_front(connection: http.client.HTTPConnection, body: bytes, pace: Pace) -> Sample:
+def through_front(connection: socket.socket, body: bytes, pace: Pace) -> Sample:
+    """One connection for all requests, and each sent in one piece, as a proxy would."""
+    head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(body)}\r\n\r\n"
     started = time.perf_counter()
-    connection.request("POST", "/v1/chat/completions", body)
-    response = connection.getresponse()
+    connection.sendall(head.encode() + body)
     arrived: list[float] = []
-    for line in response:
-        if (piece := _PIECE.search(line)) is not None:  # pieces that wait for the reader have joined
-            arrived += [time.perf_counter()] * len(piece[1])
+    received = b""
+    while not received.endswith(b"0\r\n\r\n"):
+        received = connection.recv(65536)
+        if pieces := _PIECE.findall(received):  # pieces that wait for their reader join
+            arrived += [time.perf_counter()] * sum(map(len, pieces))
     return _sample(started, arrived, pace)
 
 
@@ -115,7 +118,8 @@ def measure(config: Config, pace: Pace, process: psutil.Process, rounds: int, to
     body = json.dumps({"messages": messages, "stream": True, "max_tokens": tokens, "temperature": 0}).encode()
     client = BlockingClient(config.endpoint("worker"), make_identity("benchmark"))
     client.connect(10.0)
-    connection = http.client.HTTPConnection(host, int(port))
+    connection = socket.create_connection((host, int(port)))
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     through_front(connection, body, pace)  # the first answer of a process is slower
     alone, front, cpu_s = [], [], 0.0
     for _ in range(rounds):

@@ -16,7 +16,7 @@ from types import TracebackType
 from services.front.answer import Answer
 from services.front.buffer import EventBuffer
 from services.front.counters import FrontCounters
-from services.front.generation import Event, Finished, GenerationRequest, Queued, Started, Usage
+from services.front.generation import Event, Finished, GenerationRequest, Queued, Started, Usage, is_short
 from services.front.prompt import Prompt, PromptMaker
 from services.front.tokenizer import Tokenizer
 from services.front.worker_link import WorkerLink
@@ -160,6 +160,8 @@ class Answers:
 
     async def prompt(self, request: GenerationRequest) -> Prompt:
         """What the worker would be asked. Raises ServiceError: bad_request."""
+        if is_short(request):
+            return self.maker.make(request)
         return await asyncio.to_thread(self.maker.make, request)
 
     async def drain(self, seconds: float) -> None:

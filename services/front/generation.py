@@ -16,6 +16,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 ANY_FUNCTION = ""
+# Letters of a prompt that takes well below a millisecond to make.
+SHORT = 2_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +72,21 @@ class GenerationRequest:
     prompt: Conversation | RawPrompt
     sampling: Sampling = field(default_factory=Sampling)
     stop: tuple[str, ...] = ()
+
+
+def is_short(request: GenerationRequest) -> bool:
+    """Whether its prompt is made sooner than another thread is woken."""
+    if isinstance(request.prompt, RawPrompt):
+        return len(request.prompt.content) <= SHORT
+    room, values = SHORT, [request.prompt.messages, request.prompt.tools, request.prompt.json_schema]
+    while values and room >= 0:
+        value = values.pop()
+        room -= len(value) if isinstance(value, str) else 1
+        if isinstance(value, Mapping):
+            values += value.values()
+        elif isinstance(value, list | tuple):
+            values += value
+    return room >= 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -282,7 +282,7 @@ class AsyncClient:
         self.close()
         link = self._link = Link(self._endpoint)
         self._loop = asyncio.get_running_loop()
-        self._loop.add_reader(descriptor(link.socket), self._pump)
+        self._loop.add_reader(descriptor(link.socket), self._deliver, link)
         self._loop.add_reader(descriptor(link.monitor), self._pump)
         try:
             async with asyncio.timeout(deadline - time.monotonic()):
@@ -326,9 +326,8 @@ class AsyncClient:
                 self.send(Cancel(request_id))
 
     def _pump(self) -> None:
-        """Deliver everything that has arrived; the descriptors only tell when something changes."""
+        """Take note of connection and loss, and deliver everything that came before."""
         link = self._connected()
-        self._deliver(link)
         link.update()
         self._deliver(link)
         self._changed.set()
@@ -336,6 +335,7 @@ class AsyncClient:
             self.close()
 
     def _deliver(self, link: Link) -> None:
+        """Everything that has arrived: the descriptor only tells when something changes."""
         for request_id, msg in link.receive():
             if (replies := self._replies.get(request_id)) is not None:
                 replies.put_nowait(msg)
