@@ -15,7 +15,6 @@ from kernels.reference import (
     fp4_linears,
     hadamard,
     hc_head_weights,
-    index_topk,
     masked_attention,
     rope_frequencies,
     rope_table,
@@ -43,6 +42,7 @@ hc_pre = by_device(reference.hc_pre, "hyper_connection")
 hc_split_sinkhorn = by_device(reference.hc_split_sinkhorn, "hyper_connection")
 head_norm = by_device(reference.head_norm, "norm")
 index_scores = by_device(reference.index_scores, "indexer")
+index_topk = by_device(reference.index_topk, "indexer")
 prepare_fp8 = by_device(reference.prepare_fp8, "gemm")
 rms_norm = by_device(reference.rms_norm, "norm")
 rope = by_device(reference.rope, "rotary")

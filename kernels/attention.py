@@ -10,7 +10,7 @@ import tilelang.language as T
 import torch
 
 from kernels import reference
-from kernels.tile import tile_kernel
+from kernels.tile import copy, tile_kernel
 
 _STRETCH = 32
 """Rows of a list that are scored at once."""
@@ -66,7 +66,7 @@ def sparse_attention_kernel(h: int, d: int, scale: float) -> Any:
             T.clear(total)
             T.clear(sums)
             T.fill(top, _LOWEST)
-            T.copy(q[query, block * heads : (block + 1) * heads, :], q_tile)
+            copy(q[query, block * heads : (block + 1) * heads, :], q_tile)
             for stretch in T.Pipelined(T.ceildiv(j, _STRETCH), num_stages=2):
                 for i, c in T.Parallel(_STRETCH, d):
                     rows[i, c] = kv[T.max(topk_idxs[query, T.min(stretch * _STRETCH + i, j - 1)], 0), c]
@@ -75,7 +75,7 @@ def sparse_attention_kernel(h: int, d: int, scale: float) -> Any:
                     place = stretch * _STRETCH + i
                     is_row = T.if_then_else(place < j, topk_idxs[query, T.min(place, j - 1)] >= 0, False)
                     scores[a, i] = T.if_then_else(is_row, scores[a, i] * scale, -T.infinity("float32"))
-                T.copy(top, last_top)
+                copy(top, last_top)
                 T.reduce_max(scores, top, dim=1, clear=False)
                 for a in T.Parallel(heads):
                     shrink[a] = T.exp(last_top[a] - top[a])
@@ -84,7 +84,7 @@ def sparse_attention_kernel(h: int, d: int, scale: float) -> Any:
                 # Each column for itself: threads meet over the denominator once, behind the loop.
                 for a, i in T.Parallel(heads, _STRETCH):
                     sums[a, i] = sums[a, i] * shrink[a] + scores[a, i]
-                T.copy(scores, p_tile)
+                copy(scores, p_tile)
                 for a, c in T.Parallel(heads, d):
                     total[a, c] *= shrink[a]
                 T.gemm(p_tile, rows, total)
@@ -94,6 +94,6 @@ def sparse_attention_kernel(h: int, d: int, scale: float) -> Any:
                 denominator[a] += T.exp(sink[head] - top[a])
             for a, c in T.Parallel(heads, d):
                 total[a, c] = total[a, c] / denominator[a]
-            T.copy(total, o[query, block * heads : (block + 1) * heads, :])
+            copy(total, o[query, block * heads : (block + 1) * heads, :])
 
     return sparse_attention

@@ -16,7 +16,7 @@ from kernels.codes import PRELUDE
 from kernels.experts import fp4_rows
 from kernels.reference.dequant import FP8_BLOCK
 from kernels.reference.scale import decode_scale
-from kernels.tile import tile_kernel, type_name
+from kernels.tile import copy, tile_kernel, type_name
 
 _BLOCK_N, _BLOCK_K, _THREADS = 128, 64, 256
 _CODES = 16
@@ -133,8 +133,8 @@ def fp8_linear_kernel(n: int, k: int, rows_per_scale: int, block_m: int, dtype: 
             thread = T.get_thread_binding()
             T.clear(total)
             for step in T.Pipelined(k // _BLOCK_K, num_stages=2):
-                T.copy(x[bm * block_m, step * _BLOCK_K], x_tile)
-                T.copy(weight[bn * _BLOCK_N, step * _BLOCK_K], stored)
+                copy(x[bm * block_m, step * _BLOCK_K], x_tile)
+                copy(weight[bn * _BLOCK_N, step * _BLOCK_K], stored)
                 for i in T.unroll(_BLOCK_N * per_row // _THREADS):
                     row = (i * _THREADS + thread) // per_row
                     column = (i * _THREADS + thread) % per_row * _CODES
@@ -147,7 +147,7 @@ def fp8_linear_kernel(n: int, k: int, rows_per_scale: int, block_m: int, dtype: 
                         for v in T.vectorized(8):
                             tile[row, column + half * 8 + v] = values[half * 8 + v]
                 T.gemm(x_tile, tile, total, transpose_B=True)
-            T.copy(total, y[bm * block_m, bn * _BLOCK_N])
+            copy(total, y[bm * block_m, bn * _BLOCK_N])
 
     return fp8_linear
 
@@ -166,9 +166,9 @@ def float_linear_kernel(n: int, k: int, block_m: int) -> Any:
             total = T.alloc_fragment((block_m, _BLOCK_N), "float32")
             T.clear(total)
             for step in T.Pipelined(k // _BLOCK_K, num_stages=2):
-                T.copy(x[bm * block_m, step * _BLOCK_K], x_tile)
-                T.copy(weight[bn * _BLOCK_N, step * _BLOCK_K], tile)
+                copy(x[bm * block_m, step * _BLOCK_K], x_tile)
+                copy(weight[bn * _BLOCK_N, step * _BLOCK_K], tile)
                 T.gemm(x_tile, tile, total, transpose_B=True)
-            T.copy(total, y[bm * block_m, bn * _BLOCK_N])
+            copy(total, y[bm * block_m, bn * _BLOCK_N])
 
     return float_linear

@@ -11,14 +11,13 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import tilelang
+import tilelang.cuda.language as cuda
 import torch
 import tvm
 
-# TMA and warp specialisation are Hopper's; GB10 (sm_121) has neither in a usable form, and one form serves both.
-_PASS_CONFIGS = {
-    tilelang.PassConfigKey.TL_DISABLE_TMA_LOWER: True,
-    tilelang.PassConfigKey.TL_DISABLE_WARP_SPECIALIZED: True,
-}
+# Warp specialisation and TMA (see `copy`) are Hopper's; GB10 (sm_121) has neither in a usable form, and one form serves
+# both.
+_PASS_CONFIGS = {tilelang.PassConfigKey.TL_DISABLE_WARP_SPECIALIZED: True}
 
 KERNELS: list[TileKernel] = []
 """Every kernel of the modules imported so far, for tests and for compiling ahead of use."""
@@ -70,6 +69,11 @@ def tile_kernel(*examples: Mapping[str, Any]) -> Callable[[Callable[..., Any]], 
         return TileKernel(build, examples)
 
     return decorate
+
+
+def copy(source: Any, target: Any) -> Any:
+    """`T.copy` inside a program, by threads rather than by TMA."""
+    return cuda.copy(source, target, disable_tma=True)
 
 
 def type_name(x: torch.Tensor) -> str:

@@ -67,7 +67,7 @@ def test_limit_acts() -> None:
 def test_slots_beyond_four_gibibytes() -> None:
     batch = Batch(70, 4, 2, 128)
     records = [record(10 * i, 128, 128) for i in range(4)]
-    pool = torch.empty((5 << 30) // 4096, 4096 * 7, dtype=torch.uint8, device=CUDA)
+    pool = torch.empty((5 << 30) // (7 << 12), 7 << 12, dtype=torch.uint8, device=CUDA)
     slots = [0, len(pool) - 1, len(pool) // 2, 1]
     for slot, content in zip(slots, records, strict=True):
         pool[slot, : len(content)] = content

@@ -1,4 +1,4 @@
-"""Scores of entries against double precision; the choice of the best is the twin's, ties included."""
+"""Scores of entries against double precision; the choice of the best is the twin's, bit for bit."""
 
 from __future__ import annotations
 
@@ -22,10 +22,20 @@ def test_scores(h: int, d: int) -> None:
             assert torch.equal(kernels.index_scores(q[2:3], k, weights[2:3]), scores[2:3])
 
 
-def test_choice_is_the_twins() -> None:
-    """Many equal scores, also at the boundary."""
-    scores = (normal(0, 40, 300) * 2).round()
-    visible = (torch.arange(300) < torch.arange(40).unsqueeze(1) * 8).to(CUDA)
-    got = kernels.index_topk(scores, visible, 64)
-    assert torch.equal(got.cpu(), reference.index_topk(scores.cpu(), visible.cpu(), 64))
-    assert torch.equal(got.sum(1), visible.sum(1).clamp_max(64))
+@pytest.mark.parametrize("kind", ["random", "ties", "equal", "negative", "subnormal"])
+@pytest.mark.parametrize(("m", "t", "topk"), [(0, 40, 16), (3, 16, 16), (5, 17, 16), (40, 300, 64), (9, 5000, 512)])
+def test_choice_is_the_twins(m: int, t: int, topk: int, kind: str) -> None:
+    """Equal scores, also at the boundary; from none visible, by fewer than are kept, to all."""
+    scores = normal(0, m, t)
+    scores = {
+        "random": scores,
+        "ties": (scores * 2).round(),
+        "equal": scores * 0,
+        "negative": -scores.abs(),
+        "subnormal": scores * 1e-40,
+    }[kind]
+    visible = torch.arange(t) < torch.linspace(0, t, m).long().unsqueeze(1)
+    holes = torch.rand(m, t, generator=torch.Generator().manual_seed(1)) < 0.5
+    for seen in (visible, visible & holes):
+        got = twice(lambda seen=seen: kernels.index_topk(scores, seen.to(CUDA), topk))
+        assert torch.equal(got.cpu(), reference.index_topk(scores.cpu(), seen, topk))

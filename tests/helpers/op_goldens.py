@@ -53,7 +53,7 @@ def check_gemm(name: str, device: torch.device = CPU) -> None:
         _near(kernels.fp8_linear(rounded, kernels.prepare_fp8((w, w_scale)), torch.bfloat16), y, "gemm")
     else:
         _near(kernels.fp4_gemm(a, a_scale, w, w_scale), y, "gemm")
-        _near(kernels.fp4_linear(rounded, w, w_scale).bfloat16(), y, "gemm")
+        _near(kernels.fp4_linear(rounded.float(), w, w_scale).bfloat16(), y, "gemm")
 
 
 def check_attention(name: str, device: torch.device = CPU) -> None:
