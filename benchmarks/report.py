@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import platform
 import subprocess
 import sys
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from rich.console import Console
 from rich.table import Table
 
 RESULTS = Path(__file__).parent / "results"
-_PACKAGES = ("torch", "numpy", "pyzmq", "msgpack", "safetensors", "transformers")
+_PACKAGES = ("torch", "tilelang", "numpy", "pyzmq", "msgpack", "safetensors", "transformers")
 
 
 def machine() -> dict[str, Any]:
@@ -37,10 +38,10 @@ def save(name: str, figures: dict[str, Any]) -> Path:
     result = {
         "benchmark": name,
         "command": " ".join(["python", "-m", f"benchmarks.{Path(sys.argv[0]).stem}", *sys.argv[1:]]),
-        "commit": _git("rev-parse", "--short", "HEAD") + ("+" if _git("status", "--porcelain", "-uno") else ""),
+        "commit": _commit(),
         "machine": machine(),
         "python": platform.python_version(),
-        "versions": {package: version(package) for package in _PACKAGES},
+        "versions": _versions(),
         "figures": figures,
     }
     RESULTS.mkdir(exist_ok=True)
@@ -57,5 +58,24 @@ def show(title: str, rows: dict[str, str]) -> None:
     Console().print(table)
 
 
+def _versions() -> dict[str, str]:
+    """Of those packages that are there: not every benchmark needs them all."""
+    versions = {}
+    for package in _PACKAGES:
+        with contextlib.suppress(PackageNotFoundError):
+            versions[package] = version(package)
+    return versions
+
+
+def _commit() -> str:
+    """With a plus where files have changed since; "unknown" for a copy without its repository."""
+    commit = _git("rev-parse", "--short", "HEAD")
+    return commit + ("+" if _git("status", "--porcelain", "-uno") else "") if commit else "unknown"
+
+
 def _git(*arguments: str) -> str:
-    return subprocess.run(["git", *arguments], capture_output=True, text=True, cwd=Path(__file__).parent).stdout.strip()
+    try:
+        done = subprocess.run(["git", *arguments], capture_output=True, text=True, cwd=Path(__file__).parent)
+    except FileNotFoundError:
+        return ""
+    return done.stdout.strip()
