@@ -36,3 +36,8 @@ def pool_tensor(slab: Slab, num_slots: int, slot_bytes: int, device: str) -> tor
     if isinstance(slab, HostSlab):
         return torch.from_numpy(slab.view()).view(num_slots, slot_bytes)
     return device_tensor(slab.address, (num_slots, slot_bytes), torch.uint8, device)
+
+
+def host_view(pinned: torch.Tensor, device: str) -> torch.Tensor:
+    """Pinned memory of the host as a kernel sees it; `pinned` must outlive the view."""
+    return device_tensor(pinned.data_ptr(), tuple(pinned.shape), pinned.dtype, device)

@@ -7,17 +7,25 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import TYPE_CHECKING
 
 import torch
 
-from services.worker.experts import ExpertProvider
+from services.worker.experts import ExpertProvider, SharedExperts
 from services.worker.model import Model, SequenceState
 from services.worker.sampler import GREEDY, Sampler, SamplingParams
 from services.worker.sessions import KeptSegment, SessionStore, Trail, cut_prompt
 from shared.errors import ErrorCode, ServiceError
+
+if TYPE_CHECKING:
+    from services.worker.decode.decoder import Decoder
+
+Draws = Generator[tuple[int, torch.Tensor], None, None]
+"""Tokens, and the logits float32 [vocab] that each was drawn from."""
 
 
 class FinishReason(StrEnum):
@@ -105,9 +113,14 @@ class Engine:
     sessions: SessionStore = field(default_factory=SessionStore)
     counters: EngineCounters = field(default_factory=EngineCounters)
     state: SequenceState = field(init=False)
+    decoder: Decoder | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
         self.state = self.model.new_state(self.max_context)
+        if self.model.device.type == "cuda":
+            from services.worker.decode.decoder import Decoder  # and TileLang, which takes seconds
+
+            self.decoder = Decoder(self.model, [self.state])
 
     def generate(self, job: Job, experts: ExpertProvider, cancelled: Callable[[], bool]) -> Iterator[Step]:
         """Yields one `Step` a token; only the last has a finish reason.
@@ -122,22 +135,58 @@ class Engine:
         self.state.restore([kept.state for kept in trail.kept])
         cached = self.state.position
         self.counters.cached_tokens += cached
-        sampler = Sampler(job.params, self.model.device)
         logits = self._prefill(segments, trail, experts, cancelled)
         room = min(job.max_tokens, self.max_context - len(job.prompt_ids))
-        for produced in range(1, room + 1):
-            if logits is None or cancelled():
-                yield Step(finish=FinishReason.ABORT, cached_tokens=cached)
-                return
+        if logits is None:
+            yield Step(finish=FinishReason.ABORT, cached_tokens=cached)
+            return
+        with closing(self._draws(logits, job, room, experts)) as draws:
+            for produced in range(1, room + 1):
+                if cancelled():
+                    yield Step(finish=FinishReason.ABORT, cached_tokens=cached)
+                    return
+                token, seen = next(draws)
+                self.counters.generated_tokens += 1
+                if token in job.stop_ids:
+                    yield Step(finish=FinishReason.STOP, cached_tokens=cached)
+                    return
+                finish = FinishReason.LENGTH if produced == room else None
+                yield Step(token, finish, *_logprobs(token, seen, job.top_logprobs), cached_tokens=cached)
+
+    def bind(self, experts: SharedExperts) -> None:
+        """Decode with this pool from now on."""
+        if self.decoder is not None:
+            self.decoder.begin(experts)
+
+    def release(self) -> None:
+        """The pool goes away."""
+        if self.decoder is not None:
+            self.decoder.close()
+
+    def _draws(self, logits: torch.Tensor, job: Job, room: int, experts: ExpertProvider) -> Draws:
+        if self.decoder is not None and self.decoder.is_open:
+            return self._draws_of_gpu(self.decoder, logits, job, room, experts)
+        return self._draws_of_host(logits, job, room, experts)
+
+    def _draws_of_host(self, logits: torch.Tensor, job: Job, room: int, experts: ExpertProvider) -> Draws:
+        sampler = Sampler(job.params, self.model.device)
+        for left in range(room, 0, -1):
             token = sampler.sample(logits)
-            self.counters.generated_tokens += 1
-            if token in job.stop_ids:
-                yield Step(finish=FinishReason.STOP, cached_tokens=cached)
-                return
-            finish = FinishReason.LENGTH if produced == room else None
-            yield Step(token, finish, *_logprobs(token, logits, job.top_logprobs), cached_tokens=cached)
-            if produced < room:
+            yield token, logits
+            if left > 1:
                 logits = self._decode(token, experts)
+
+    def _draws_of_gpu(
+        self, decoder: Decoder, logits: torch.Tensor, job: Job, room: int, experts: ExpertProvider
+    ) -> Draws:
+        tokens = decoder.tokens(logits.unsqueeze(0), [job.params], room, lookahead=job.top_logprobs < 0)
+        with experts.step(), closing(tokens):
+            started = time.perf_counter()
+            for (token,) in tokens:
+                self.counters.decode_seconds += time.perf_counter() - started
+                self.counters.steps += 1
+                yield token, decoder.logits[0]
+                started = time.perf_counter()
 
     def _prefill(
         self,

@@ -21,8 +21,16 @@ from shared.errors import CapacityError, ErrorCode, PeerLost, ServiceError
 from shared.memory.control_block import Addresses, ControlBlock
 from shared.memory.host import HostSlab
 from shared.memory.slab import Slab, open_slab
-from shared.protocol.messages import ClosePool, ExpertsFetched, FetchExperts, OpenPool, PoolOpened, PrefetchHint
-from shared.transport.client import BlockingClient
+from shared.protocol.messages import (
+    ClosePool,
+    ErrorReply,
+    ExpertsFetched,
+    FetchExperts,
+    OpenPool,
+    PoolOpened,
+    PrefetchHint,
+)
+from shared.transport.client import BlockingClient, service_error
 
 # A record is 13 MB at most and a wave a few hundred of them; a disk that needs longer than this is broken.
 FETCH_TIMEOUT_S = 60.0
@@ -114,6 +122,7 @@ class SharedExperts:
             self.pool = pool_tensor(slab, opened.num_slots, opened.slot_bytes, device)
             self._mapped = mapped.pop_all()
         self._records = list(self.pool[:, :record_bytes].unbind())
+        self._asked: dict[int, float] = {}  # requests of a running GPU, and when they were sent
 
     @classmethod
     def open(
@@ -150,6 +159,9 @@ class SharedExperts:
             yield
             self._client.poll(0.0)  # if expertd has let go of us, slots may have changed under this step: PeerLost
         finally:
+            for request_id in self._asked:
+                self._client.forget(request_id)
+            self._asked.clear()
             self.control.busy = False
 
     def look_up(self, layer: int, expert_ids: Sequence[int], ahead: Sequence[int] = ()) -> SharedLookUp:
@@ -183,6 +195,20 @@ class SharedExperts:
         if wanted := tuple(e for e in choose() if row[e] < 0):
             self._look_ahead.guessed(layer, wanted)
             self._client.send(PrefetchHint(layer, wanted, is_guess=True))
+
+    def ask(self, layer: int, expert_ids: tuple[int, ...], held_slots: tuple[int, ...], clock: int) -> None:
+        """Send for experts that a kernel found missing; it sees the answer in the slot table."""
+        self._asked[self._fetch(FetchExperts(layer, expert_ids, clock, held_slots))] = time.monotonic()
+
+    def take_answers(self) -> None:
+        """Raises ServiceError or PeerLost if something that was asked for cannot be had."""
+        while self._asked and (reply := self._client.poll(0.0)) is not None:
+            request_id, message = reply
+            self._asked.pop(request_id, None)
+            if isinstance(message, ErrorReply):
+                raise service_error(message)
+        if self._asked and time.monotonic() - min(self._asked.values()) > FETCH_TIMEOUT_S:
+            raise PeerLost(f"expertd did not read an expert within {FETCH_TIMEOUT_S:g} s")
 
     def check_peer(self) -> None:
         """Between requests: raises PeerLost if expertd is gone."""

@@ -155,11 +155,13 @@ class WorkerService:
         try:
             experts = self._open(client)
             try:
+                self._engine.bind(experts)
                 self._has_experts = True
                 self._context.ready()
                 yield experts
             finally:
                 self._has_experts = False
+                self._engine.release()
                 experts.close()
         finally:
             client.close()

@@ -36,6 +36,8 @@ def start(context: ServiceContext) -> None:
         if device.type == "cuda":
             context.progress("compiling kernels: minutes at the first start, seconds later")
             warm_up(model, engine.state)
+            if engine.decoder is not None:
+                engine.decoder.warm_up()
         _serve(context, WorkerService(context, engine, index.fingerprint))
 
 

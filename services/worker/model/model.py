@@ -33,6 +33,7 @@ class Model:
         embedding: torch.Tensor,
         head: Head,
         mtp: MtpBlock | None,
+        rotations: _Rotations,
     ) -> None:
         self.config = config
         self.device = embedding.device
@@ -41,6 +42,7 @@ class Model:
         self.head = head
         self.embedding = embedding
         self._mtp = mtp
+        self._rotations = rotations
 
     @classmethod
     def load(
@@ -79,7 +81,11 @@ class Model:
             progress("weights: MTP block", reader.bytes_read, total)
         mtp = MtpBlock(reader, config, rotations.of(0), precision, vocabulary) if has_mtp else None
         progress("weights: all read", reader.bytes_read, total)
-        return cls(config, precision, layers, embedding, head, mtp)
+        return cls(config, precision, layers, embedding, head, mtp, rotations)
+
+    def frequencies(self, ratio: int) -> torch.Tensor:
+        """The angles by which a layer's rotation turns with each position, float32 [rope_dim / 2]."""
+        return self._rotations.frequencies(ratio)
 
     def new_state(self, max_context: int) -> SequenceState:
         """An empty sequence of at most `max_context` tokens."""
@@ -143,6 +149,10 @@ class _Rotations:
         )
         self._plain = kernels.rope_table(plain, positions).to(device)
         self._stretched = kernels.rope_table(stretched, positions).to(device)
+        self._frequencies = plain.to(device), stretched.to(device)
 
     def of(self, ratio: int) -> torch.Tensor:
         return self._stretched if ratio else self._plain
+
+    def frequencies(self, ratio: int) -> torch.Tensor:
+        return self._frequencies[ratio > 0]

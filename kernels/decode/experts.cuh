@@ -1,0 +1,274 @@
+// The expert half: routing and the look-up of slots, the experts' matrices where they lie, waits for those that are
+// still on their way. See ARCHITECTURE.md for the slot protocol.
+
+namespace icebox {
+
+// The control block lies in memory of the host, mapped; all but the slot table is written by the worker alone:
+//   table   int [layers, experts]   the slot, or -1
+//   clock   u64                     finished look-ups
+//   abort   int                     not 0: the host gives up on this step
+//   tickets u64                     how many tickets were written, ever
+//   ring    int [kTickets, kTicketWords]
+//   uses    u64 [layers, experts]
+constexpr int kTickets = 64, kTicketWords = 64;
+
+__device__ __forceinline__ int load_system(const int* p) {
+  int v;
+  asm volatile("ld.acquire.sys.global.s32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
+  return v;
+}
+
+using u64 = unsigned long long;
+
+__device__ __forceinline__ void store_system(u64* p, u64 v) {
+  asm volatile("st.release.sys.global.u64 [%0], %1;" ::"l"(p), "l"(v) : "memory");
+}
+
+__device__ __forceinline__ u64 nanoseconds() {
+  u64 t;
+  asm volatile("mov.u64 %0, %globaltimer;" : "=l"(t));
+  return t;
+}
+
+// What the router decides, for the kernels behind it. Positions are the step's distinct experts, ascending; places are the
+// same in the order of computing, resident ones first.
+template <int POSITIONS, int S>
+struct Routing {
+  int count;
+  int experts[POSITIONS];
+  int position_of[POSITIONS];  // by place; -1 beyond the count
+  int slot_of[POSITIONS];      // by place; -1 until the expert is there
+  float weights[POSITIONS][S];
+  int is_used[POSITIONS][S];
+};
+
+// One block, a thread an expert. y: float [S, stride], the gate's products at `offset`. own (clock, tickets, nanoseconds of waits)
+// and counts (uses) are the device's own copies of what it writes to the control block.
+template <int E, int K, int S, bool HASH>
+__device__ __forceinline__ void route(const float* y, int stride, int offset, const float* bias, const void* tid2eid,
+                                      const int* tokens, float scaling, int layer, const int* table, void* tickets,
+                                      int* ring, void* uses, void* counts, void* own, unsigned* waited, int* routing) {
+  u64* written = static_cast<u64*>(own);
+  auto* out = reinterpret_cast<Routing<S * K, S>*>(routing);
+  __shared__ float keys[S][E], ranked[S][K], weights[S][E];
+  __shared__ int ranks[S][E], first[32], resident_first[32];
+  const int e = threadIdx.x, warp = e >> 5, lane = e & 31;
+  const int slot = e < E ? load_system(table + layer * E + e) : 0;  // early: it may be the bus's other side
+  float score[S];
+#pragma unroll
+  for (int s = 0; s < S; ++s) {
+    if (e >= E) continue;
+    const float x = y[s * stride + offset + e];
+    score[s] = sqrtf(x > 20.0f ? x : log1pf(expf(x)));
+    keys[s][e] = HASH ? 0.0f : score[s] + bias[e];
+  }
+  __syncthreads();
+  bool is_chosen = false;
+#pragma unroll
+  for (int s = 0; s < S; ++s) {
+    if (e >= E) continue;
+    int rank = HASH ? K : 0;
+    if constexpr (HASH) {
+      for (int i = 0; i < K; ++i) rank = static_cast<const int64_t*>(tid2eid)[int64_t(tokens[s]) * K + i] == e ? i : rank;
+    } else {
+      for (int i = 0; i < E; ++i) rank += keys[s][i] > keys[s][e] || (keys[s][i] == keys[s][e] && i < e);
+    }
+    ranks[s][e] = rank;
+    if (rank < K) ranked[s][rank] = score[s];
+    is_chosen |= rank < K;
+  }
+  __syncthreads();
+#pragma unroll
+  for (int s = 0; s < S; ++s) {
+    if (e >= E || ranks[s][e] >= K) continue;
+    float sum = 0;
+    for (int i = 0; i < K; ++i) sum += ranked[s][i];
+    weights[s][e] = score[s] / sum * scaling;
+  }
+  // Places in ascending order of ids, and in order of residency.
+  const bool is_resident = is_chosen && slot >= 0;
+  const unsigned chosen = __ballot_sync(0xFFFFFFFFu, is_chosen), resident = __ballot_sync(0xFFFFFFFFu, is_resident);
+  if (lane == 0) {
+    first[warp] = __popc(chosen);
+    resident_first[warp] = __popc(resident);
+  }
+  __syncthreads();
+  const unsigned below = (1u << lane) - 1;
+  int place = __popc(chosen & below), resident_place = __popc(resident & below), count = 0, residents = 0;
+  for (int i = 0; i < int(blockDim.x >> 5); ++i) {
+    place += i < warp ? first[i] : 0;
+    resident_place += i < warp ? resident_first[i] : 0;
+    count += first[i];
+    residents += resident_first[i];
+  }
+  const int missing_place = place - resident_place;
+  if (is_chosen) {
+    const int turn = is_resident ? resident_place : residents + missing_place;
+    out->experts[place] = e;
+    out->position_of[turn] = place;
+    out->slot_of[turn] = slot;
+    for (int s = 0; s < S; ++s) {
+      out->is_used[place][s] = ranks[s][e] < K;
+      out->weights[place][s] = ranks[s][e] < K ? weights[s][e] : 0.0f;
+    }
+    static_cast<u64*>(uses)[layer * E + e] = ++static_cast<u64*>(counts)[layer * E + e];
+  }
+  for (int i = count + e; i < S * K; i += blockDim.x) out->position_of[i] = out->slot_of[i] = -1;
+  if (e == 0) {
+    out->count = count;
+    written[2] += *waited;  // of the layer before
+    *waited = 0;
+  }
+  if (count == residents) return;
+  // A ticket: layer, clock, how many ids and held slots, the ids, the slots.
+  int* ticket = ring + (written[1] % kTickets) * kTicketWords;
+  if (is_chosen) {
+    if (is_resident) ticket[5 + (count - residents) + resident_place] = slot;
+    else ticket[5 + missing_place] = e;
+  }
+  if (e == 0) {
+    ticket[0] = layer;
+    ticket[1] = int(written[0]);
+    ticket[2] = int(written[0] >> 32);
+    ticket[3] = count - residents;
+    ticket[4] = residents;
+  }
+  __threadfence_system();
+  __syncthreads();
+  if (e == 0) store_system(static_cast<u64*>(tickets), ++written[1]);
+}
+
+// The slot of a place, waited for if need be; -1 after an abort. One thread of the block waits.
+template <int POSITIONS, int S>
+__device__ __forceinline__ int find_slot(Routing<POSITIONS, S>* routing, int place, int position, const int* row,
+                                         const int* abort, unsigned* waited) {
+  __shared__ int found;
+  int slot = routing->slot_of[place];
+  if (__syncthreads_and(slot >= 0)) return slot;  // another block may be writing the answer
+  if (threadIdx.x == 0) {
+    const u64 since = nanoseconds();
+    const int* entry = row + routing->experts[position];
+    while ((slot = load_system(entry)) < 0 && !load_system(abort)) __nanosleep(500);
+    routing->slot_of[place] = slot;  // every block of this place writes the same
+    atomicMax(waited, unsigned(nanoseconds() - since));
+    found = slot;
+  }
+  __syncthreads();
+  return found;
+}
+
+// The gated activation of input i of K: gates at 0.., ups at `half`...
+__device__ __forceinline__ float gated(float gate, float up, float limit) {
+  gate = fminf(gate, limit);
+  return gate / (1.0f + expf(-gate)) * fminf(fmaxf(up, -limit), limit);
+}
+
+// Gate and up rows of every routed expert, and the shared expert's down rows, which come first and wait for nobody.
+// Blocks: D / 16 of the shared expert, then POSITIONS times 2 * W / 16. y: float [S, stride], the shared expert's gate and
+// up products first; shared: bf16 [S, D]; hidden: bf16 [POSITIONS, S, 2 * W].
+template <int D, int W, int S, int POSITIONS, int WARPS, int ROWS_PER_SCALE>
+__device__ __forceinline__ void experts_up(const float* y, int stride, const uint8_t* shared_w2,
+                                           const uint8_t* shared_scale, float limit, const uint8_t* codes,
+                                           const float* scales, const uint8_t* pool, int64_t slot_bytes, int w1,
+                                           int w1_scale, int w3, int w3_scale, int* decisions,
+                                           const int* row, const int* abort, unsigned* waited, void* shared, void* hidden) {
+  constexpr int SHARED = D / 16, TILES = 2 * W / 16, SUMS = 2 * ((S + 1) / 2);
+  auto* routing = reinterpret_cast<Routing<POSITIONS, S>*>(decisions);
+  __shared__ Partials<S, WARPS> partials;
+  const int warp = threadIdx.x >> 5;
+  if (blockIdx.x < SHARED) {
+    float acc[4] = {0, 0, 0, 0};
+    constexpr int KW = W / WARPS;
+    __shared__ Quantised<KW, S> inputs[WARPS];
+    const int first = blockIdx.x * 16, k = warp * KW;
+    fp8_rows<KW, S, unroll(KW / kActBlock, 2)>(shared_w2 + int64_t(first) * W + k, W,
+                                              shared_scale + first / ROWS_PER_SCALE * (W / kActBlock) + k / kActBlock,
+                                              inputs[warp].codes[0], KW, inputs[warp].scales[0], KW / kActBlock, acc, [&] {
+      quantise<KW, S>(inputs[warp], [&](int token, int i) {
+        return bf16_round(gated(y[token * stride + k + i], y[token * stride + W + k + i], limit));
+      });
+    });
+    keep<S>(partials[warp], acc);
+    __syncthreads();
+    for (int i = threadIdx.x; i < 16 * S; i += 32 * WARPS) {
+      static_cast<__nv_bfloat16*>(shared)[(i / 16) * D + first + i % 16] =
+          __float2bfloat16_rn(total<S, WARPS>(partials, i / 16, i % 16));
+    }
+    return;
+  }
+  constexpr int KW = D / WARPS;
+  const int place = (blockIdx.x - SHARED) / TILES, tile = (blockIdx.x - SHARED) % TILES, k = warp * KW;
+  const int position = routing->position_of[place];
+  if (position < 0) return;
+  const int slot = find_slot(routing, place, position, row, abort, waited);
+  if (slot < 0) return;
+  const bool is_gate = tile < TILES / 2;
+  const int first = (is_gate ? tile : tile - TILES / 2) * 16;
+  const uint8_t* record = pool + slot * slot_bytes;
+  float acc[1][SUMS] = {};
+  fp4_rows<KW, S, 1, unroll(KW / kActBlock, 4)>(
+      record + (is_gate ? w1 : w3) + int64_t(first) * (D / 2) + k / 2, D / 2,
+      record + (is_gate ? w1_scale : w3_scale) + first * (D / 32) + k / 32, D / 32, codes + k, D, scales + k / kActBlock,
+      D / kActBlock, acc, [] {});
+  keep_fp4<S>(partials[warp], acc[0]);
+  __syncthreads();
+  for (int i = threadIdx.x; i < 16 * S; i += 32 * WARPS) {
+    static_cast<__nv_bfloat16*>(hidden)[int64_t(position * S + i / 16) * (2 * W) + tile * 16 + i % 16] =
+        __float2bfloat16_rn(total<S, WARPS>(partials, i / 16, i % 16));
+  }
+}
+
+// Down rows of every routed expert, on activations that carry the routing weight; what a block makes of them serves TILES
+// times 16 rows. Block (D / 16 / TILES, place). out: bf16 [POSITIONS, S, D].
+template <int D, int W, int S, int POSITIONS, int TILES, int WARPS>
+__device__ __forceinline__ void experts_down(const void* hidden, float limit, const uint8_t* pool, int64_t slot_bytes,
+                                             int w2, int w2_scale, const int* decisions, void* out) {
+  constexpr int KW = W / WARPS, SUMS = 2 * ((S + 1) / 2);
+  const auto* routing = reinterpret_cast<const Routing<POSITIONS, S>*>(decisions);
+  __shared__ Partials<S, WARPS> partials[TILES];
+  __shared__ Quantised<KW, S> inputs[WARPS];
+  const int warp = threadIdx.x >> 5, k = warp * KW, first = blockIdx.x * 16 * TILES;
+  const int position = routing->position_of[blockIdx.y], slot = routing->slot_of[blockIdx.y];
+  if (position < 0 || slot < 0) return;
+  const __nv_bfloat16* from = static_cast<const __nv_bfloat16*>(hidden) + int64_t(position) * S * 2 * W + k;
+  const uint8_t* record = pool + slot * slot_bytes;
+  float acc[TILES][SUMS] = {};
+  fp4_rows<KW, S, TILES, unroll(KW / kActBlock, 4 / TILES)>(
+      record + w2 + int64_t(first) * (W / 2) + k / 2, W / 2, record + w2_scale + first * (W / 32) + k / 32, W / 32,
+      inputs[warp].codes[0], KW, inputs[warp].scales[0], KW / kActBlock, acc, [&] {
+        quantise<KW, S>(inputs[warp], [&](int token, int i) {
+          const float gate = __bfloat162float(from[token * 2 * W + i]), up = __bfloat162float(from[token * 2 * W + W + i]);
+          return bf16_round(gated(gate, up, limit) * routing->weights[position][token]);
+        });
+      });
+#pragma unroll
+  for (int tile = 0; tile < TILES; ++tile) keep_fp4<S>(partials[tile][warp], acc[tile]);
+  __syncthreads();
+  for (int i = threadIdx.x; i < 16 * S * TILES; i += 32 * WARPS) {
+    const int tile = i / (16 * S), token = i / 16 % S, row = i % 16;
+    static_cast<__nv_bfloat16*>(out)[int64_t(position * S + token) * D + first + tile * 16 + row] =
+        __float2bfloat16_rn(total<S, WARPS>(partials[tile], token, row));
+  }
+}
+
+// The experts' sum, ascending by id, then the shared expert, into the streams. Every expert of the layer has been read,
+// so the clock goes up.
+template <int D, int S, int J, int POSITIONS>
+__device__ __forceinline__ void experts_write(const int* decisions, const void* outputs, const void* shared,
+                                              void* clock, void* own,
+                                              void* streams, const float* post, const float* comb, const float* fn,
+                                              float* parts) {
+  const auto* routing = reinterpret_cast<const Routing<POSITIONS, S>*>(decisions);
+  if (blockIdx.x == 0 && threadIdx.x == 0) store_system(static_cast<u64*>(clock), ++*static_cast<u64*>(own));
+  streams_write<D, S, J>(
+      [&](int s, int column) {
+        float sum = 0;
+        for (int i = 0; i < routing->count; ++i) {
+          if (routing->is_used[i][s]) sum += __bfloat162float(static_cast<const __nv_bfloat16*>(outputs)[int64_t(i * S + s) * D + column]);
+        }
+        return bf16_round(sum + __bfloat162float(static_cast<const __nv_bfloat16*>(shared)[s * D + column]));
+      },
+      streams, post, comb, fn, parts);
+}
+
+}  // namespace icebox

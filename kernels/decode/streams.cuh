@@ -1,0 +1,210 @@
+// Hyper-connections: writing a sublayer's output into the residual streams, and reading the next sublayer's input.
+//
+// The projection that sets the mixing spans all streams, so it is a sum over blocks: `write` leaves each block's part,
+// `read` adds them up. Streams are bf16 [S, 4, D]; a block of `write` has 32 columns of every stream.
+
+namespace icebox {
+
+constexpr int kStreams = 4;
+constexpr int kColumns = 32;
+
+// The parts of the next projection, fn float32 [J, 4 * D], and of the sum of squares: parts[token][block][J + 1].
+// The thread has column `column` of stream `stream`, whose new value for token s is h[s].
+template <int D, int S, int J>
+__device__ __forceinline__ void project(const float (&h)[S], const float* fn, float* parts, int stream, int column) {
+  __shared__ float sums[kStreams][S][J + 1];
+#pragma unroll
+  for (int j = 0; j <= J; ++j) {
+    const float factor = j < J ? fn[j * kStreams * D + stream * D + column] : 0.0f;
+#pragma unroll
+    for (int s = 0; s < S; ++s) {
+      const float sum = warp_sum(h[s] * (j < J ? factor : h[s]));
+      if ((threadIdx.x & 31) == 0) sums[stream][s][j] = sum;
+    }
+  }
+  __syncthreads();
+  for (int i = threadIdx.x; i < S * (J + 1); i += kStreams * kColumns) {
+    const int s = i / (J + 1), j = i % (J + 1);
+    parts[(s * (D / kColumns) + blockIdx.x) * (J + 1) + j] =
+        (sums[0][s][j] + sums[1][s][j]) + (sums[2][s][j] + sums[3][s][j]);
+  }
+}
+
+// Every stream starts as the token's embedding.
+template <int D, int S, int J>
+__device__ __forceinline__ void streams_start(const int* tokens, const void* embedding, void* streams, const float* fn,
+                                              float* parts) {
+  const int stream = threadIdx.x >> 5, column = blockIdx.x * kColumns + (threadIdx.x & 31);
+  float h[S];
+#pragma unroll
+  for (int s = 0; s < S; ++s) {
+    const __nv_bfloat16 x = static_cast<const __nv_bfloat16*>(embedding)[int64_t(tokens[s]) * D + column];
+    static_cast<__nv_bfloat16*>(streams)[(s * kStreams + stream) * D + column] = x;
+    h[s] = __bfloat162float(x);
+  }
+  project<D, S, J>(h, fn, parts, stream, column);
+}
+
+// h'[k] = post[k] * x + sum over j of comb[j][k] * h[j], in place; x(s, column) is the sublayer's output.
+template <int D, int S, int J, typename Output>
+__device__ __forceinline__ void streams_write(Output x, void* streams, const float* post, const float* comb,
+                                              const float* fn, float* parts) {
+  const int stream = threadIdx.x >> 5, column = blockIdx.x * kColumns + (threadIdx.x & 31);
+  __nv_bfloat16* at = static_cast<__nv_bfloat16*>(streams) + column;
+  float h[S];
+#pragma unroll
+  for (int s = 0; s < S; ++s) {
+    float mixed = 0;
+#pragma unroll
+    for (int j = 0; j < kStreams; ++j) {
+      mixed += comb[(s * kStreams + j) * kStreams + stream] * __bfloat162float(at[(s * kStreams + j) * D]);
+    }
+    h[s] = bf16_round(mixed + post[s * kStreams + stream] * x(s, column));
+  }
+  __syncthreads();  // every stream of these columns has been read
+#pragma unroll
+  for (int s = 0; s < S; ++s) at[(s * kStreams + stream) * D] = __float2bfloat16_rn(h[s]);
+  project<D, S, J>(h, fn, parts, stream, column);
+}
+
+// The attention's output, bf16 [S, D].
+template <int D, int S, int J>
+__device__ __forceinline__ void attention_write(const void* y, void* streams, const float* post, const float* comb,
+                                                const float* fn, float* parts) {
+  streams_write<D, S, J>(
+      [&](int s, int column) { return __bfloat162float(static_cast<const __nv_bfloat16*>(y)[s * D + column]); }, streams,
+      post, comb, fn, parts);
+}
+
+// Mixing numbers of a token, float [J], from the parts: every warp adds some up. Shared memory of the caller.
+template <int D, int J>
+__device__ __forceinline__ void mixes(const float* parts, float eps, float (&mix)[J + 1]) {
+  constexpr int BLOCKS = D / kColumns;
+  const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
+  for (int j = warp; j <= J; j += blockDim.x >> 5) {
+    float sum = 0;
+    for (int block = lane; block < BLOCKS; block += 32) sum += parts[block * (J + 1) + j];
+    sum = warp_sum(sum);
+    if (lane == 0) mix[j] = sum;
+  }
+  __syncthreads();
+}
+
+__device__ __forceinline__ float sigmoid(float x) { return 1.0f / (1.0f + expf(-x)); }
+
+// post [4] and comb [4][4] of a token, by the block's first 16 lanes; lane 4 * j + k has comb[j][k].
+template <int D>
+__device__ __forceinline__ void streams_mix(const float* parts, const float* scale, const float* base, float eps,
+                                            float hc_eps, int iterations, float* post, float* comb) {
+  __shared__ float mix[25];
+  mixes<D, 24>(parts, eps, mix);
+  if (threadIdx.x >= 32) return;
+  const int lane = threadIdx.x & 15;
+  const float inverse_rms = rsqrtf(mix[24] / (kStreams * D) + eps);
+  if (threadIdx.x < 4) post[threadIdx.x] = 2.0f * sigmoid(mix[4 + threadIdx.x] * inverse_rms * scale[1] + base[4 + threadIdx.x]);
+  const float x = mix[8 + lane] * inverse_rms * scale[2] + base[8 + lane];
+  const auto over_row = [](float v) { v += __shfl_xor_sync(0xFFFFFFFFu, v, 1); return v + __shfl_xor_sync(0xFFFFFFFFu, v, 2); };
+  const auto over_column = [](float v) { v += __shfl_xor_sync(0xFFFFFFFFu, v, 4); return v + __shfl_xor_sync(0xFFFFFFFFu, v, 8); };
+  float top = fmaxf(x, __shfl_xor_sync(0xFFFFFFFFu, x, 1));
+  top = fmaxf(top, __shfl_xor_sync(0xFFFFFFFFu, top, 2));
+  const float exponential = expf(x - top);
+  float c = exponential / over_row(exponential) + hc_eps;
+  c = c / (over_column(c) + hc_eps);
+  for (int i = 1; i < iterations; ++i) {
+    c = c / (over_row(c) + hc_eps);
+    c = c / (over_column(c) + hc_eps);
+  }
+  if (threadIdx.x < 16) comb[lane] = c;
+}
+
+// A token's input of the next sublayer: the weighted sum of the streams, normed, plain and quantised.
+// J numbers a token set the mixing: 24 in a layer, 4 at the head. Threads have 8 neighbouring columns at a time.
+template <int D, int J, int THREADS>
+__device__ __forceinline__ void streams_read(const void* streams, const float* parts, const float* scale,
+                                             const float* base, const float* norm, float eps, float hc_eps, void* out,
+                                             uint8_t* codes, float* scales) {
+  constexpr int PER_THREAD = 8, ROUNDS = (D + PER_THREAD * THREADS - 1) / (PER_THREAD * THREADS);
+  __shared__ float mix[J + 1];
+  mixes<D, J>(parts, eps, mix);
+  const float inverse_rms = rsqrtf(mix[J] / (kStreams * D) + eps);
+  float pre[kStreams];
+#pragma unroll
+  for (int j = 0; j < kStreams; ++j) pre[j] = sigmoid(mix[j] * inverse_rms * scale[0] + base[j]) + hc_eps;
+  float x[ROUNDS][PER_THREAD], squares = 0;
+#pragma unroll
+  for (int r = 0; r < ROUNDS; ++r) {
+    const int column = (r * THREADS + threadIdx.x) * PER_THREAD;
+#pragma unroll
+    for (int i = 0; i < PER_THREAD; ++i) x[r][i] = 0;
+    if (column >= D) continue;
+#pragma unroll
+    for (int j = 0; j < kStreams; ++j) {
+      const uint4 v = load16(static_cast<const uint16_t*>(streams) + j * D + column);
+      const __nv_bfloat162* pairs = reinterpret_cast<const __nv_bfloat162*>(&v);
+#pragma unroll
+      for (int i = 0; i < PER_THREAD / 2; ++i) {
+        const float2 f = __bfloat1622float2(pairs[i]);
+        x[r][2 * i] += pre[j] * f.x;
+        x[r][2 * i + 1] += pre[j] * f.y;
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < PER_THREAD; ++i) {
+      x[r][i] = bf16_round(x[r][i]);
+      squares += x[r][i] * x[r][i];
+    }
+  }
+  const float factor = rsqrtf(block_sum(squares) / D + eps);
+#pragma unroll
+  for (int r = 0; r < ROUNDS; ++r) {
+    const int column = (r * THREADS + threadIdx.x) * PER_THREAD;
+    float amax = 0;
+    uint32_t words[PER_THREAD / 2];
+#pragma unroll
+    for (int i = 0; i < PER_THREAD; ++i) {
+      x[r][i] = column < D ? bf16_round(x[r][i] * factor * norm[column + i]) : 0.0f;
+      amax = fmaxf(amax, fabsf(x[r][i]));
+    }
+#pragma unroll
+    for (int i = 0; i < PER_THREAD / 2; ++i) {
+      const __nv_bfloat162 pair = __floats2bfloat162_rn(x[r][2 * i], x[r][2 * i + 1]);
+      words[i] = *reinterpret_cast<const uint32_t*>(&pair);
+    }
+    const Fp8Scale quantiser(lanes_max<16>(amax));  // 16 lanes of 8 values are a block of 128
+    if (column >= D) continue;
+    *reinterpret_cast<uint4*>(static_cast<uint16_t*>(out) + column) = make_uint4(words[0], words[1], words[2], words[3]);
+    uint32_t packed[2] = {0, 0};
+#pragma unroll
+    for (int i = 0; i < PER_THREAD; ++i) packed[i / 4] |= quantiser.code(x[r][i]) << (8 * (i % 4));
+    *reinterpret_cast<uint2*>(codes + column) = make_uint2(packed[0], packed[1]);
+    if ((threadIdx.x & 15) == 0) scales[column / kActBlock] = quantiser.scale;
+  }
+}
+
+// Before a sublayer, two blocks a token: its input, and how the streams will take its output.
+template <int D, int THREADS>
+__device__ __forceinline__ void sublayer_read(const void* streams, const float* parts, const float* scale,
+                                              const float* base, const float* norm, float eps, float hc_eps,
+                                              int iterations, void* out, uint8_t* codes, float* scales, float* post,
+                                              float* comb) {
+  const int s = blockIdx.y;
+  const float* own = parts + s * (D / kColumns) * 25;
+  if (blockIdx.x == 0) {
+    streams_read<D, 24, THREADS>(static_cast<const uint16_t*>(streams) + s * kStreams * D, own, scale, base, norm, eps, hc_eps,
+                                 static_cast<uint16_t*>(out) + s * D, codes + s * D, scales + s * (D / kActBlock));
+  } else {
+    streams_mix<D>(own, scale, base, eps, hc_eps, iterations, post + s * kStreams, comb + s * kStreams * kStreams);
+  }
+}
+
+template <int D, int THREADS>
+__device__ __forceinline__ void head_read(const void* streams, const float* parts, const float* scale, const float* base,
+                                          const float* norm, float eps, float hc_eps, void* out, uint8_t* codes,
+                                          float* scales) {
+  const int s = blockIdx.y;
+  streams_read<D, kStreams, THREADS>(static_cast<const uint16_t*>(streams) + s * kStreams * D,
+                                     parts + s * (D / kColumns) * (kStreams + 1), scale, base, norm, eps, hc_eps,
+                                     static_cast<uint16_t*>(out) + s * D, codes + s * D, scales + s * (D / kActBlock));
+}
+
+}  // namespace icebox

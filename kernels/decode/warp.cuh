@@ -1,0 +1,237 @@
+// Products of 16 rows of a weight with a few tokens' activations, by one warp, with mma.sync (PTX ISA, "mma").
+//
+// A weight is the A operand as it lies in memory: lane (g, t) = (lane / 4, lane % 4) loads 16 bytes of rows g and g + 8
+// at the same place, and every word of them becomes a fragment register. That permutes the sum over k against the
+// operand's nominal order, which does not matter as long as the activations are taken in the same order.
+// Columns of the B operand are tokens; those beyond `S` repeat a token and are ignored.
+#include <cstdint>
+
+#include <cuda_fp8.h>
+#include <cuda_bf16.h>
+
+namespace icebox {
+
+constexpr int kActBlock = 128;  // activations share a scale over so many inputs
+
+__device__ __forceinline__ uint4 stream16(const void* p) {
+  uint4 v;  // weights pass once: not worth a line of L1; volatile, so that loads stay ahead of what is done meanwhile
+  asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(p));
+  return v;
+}
+
+__device__ __forceinline__ uint4 load16(const void* p) { return *reinterpret_cast<const uint4*>(p); }
+
+__device__ __forceinline__ void mma_e4m3(float (&c)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0,
+                                         uint32_t b1) {
+  asm("mma.sync.aligned.m16n8k32.row.col.f32.e4m3.e4m3.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+      : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+}
+
+__device__ __forceinline__ void mma_bf16(float (&c)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0,
+                                         uint32_t b1) {
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+      : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+}
+
+// 2^(e - 127) of a ue8m0 byte; e = 0 is a subnormal float.
+__device__ __forceinline__ float decode_scale(uint32_t e) { return __uint_as_float(e ? e << 23 : 0x400000u); }
+
+// Two e4m3 values of the low 16 bits as bf16, exact.
+__device__ __forceinline__ uint32_t e4m3x2_to_bf16x2(uint32_t pair) {
+  __half2_raw h = __nv_cvt_fp8x2_to_halfraw2(static_cast<__nv_fp8x2_storage_t>(pair), __NV_E4M3);
+  float2 f = __half22float2(__half2(h));
+  __nv_bfloat162 b = __float22bfloat162_rn(f);
+  return *reinterpret_cast<uint32_t*>(&b);
+}
+
+// Where a lane's rows lie and which token its column is.
+struct Lane {
+  int g, t;
+  __device__ Lane() : g((threadIdx.x & 31) >> 2), t(threadIdx.x & 3) {}
+};
+
+// FP8 weights, FP8 activations. out[2 * s], out[2 * s + 1]: rows g and g + 8 of token s, in lanes with t = s / 2.
+// w: the first of 16 rows at the first of K inputs; scale: one ue8m0 byte for 128 inputs of these rows; x: e4m3 [S, ...];
+// x_scale: float for 128 inputs. `prepare` runs once, while the first weights are on their way, and may make x.
+template <int K, int S, int UNROLL, typename Prepare>
+__device__ __forceinline__ void fp8_rows(const uint8_t* w, int w_stride, const uint8_t* scale, const uint8_t* x,
+                                         int x_stride, const float* x_scale, int x_scale_stride, float* acc,
+                                         Prepare prepare) {
+  const Lane lane;
+  const uint8_t* row = w + int64_t(lane.g) * w_stride + 16 * lane.t;
+  const uint8_t* row8 = row + int64_t(8) * w_stride;
+  const uint8_t* token = x + (lane.g < S ? lane.g : 0) * x_stride + 16 * lane.t;
+  const int left = 2 * lane.t < S ? 2 * lane.t : 0, right = 2 * lane.t + 1 < S ? 2 * lane.t + 1 : 0;
+#pragma unroll 1
+  for (int begin = 0; begin < K / kActBlock; begin += UNROLL) {
+    uint4 a[UNROLL][2], b[UNROLL][2];
+#pragma unroll
+    for (int u = 0; u < UNROLL; ++u) {
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        a[u][h] = stream16(row + (begin + u) * kActBlock + 64 * h);
+        b[u][h] = stream16(row8 + (begin + u) * kActBlock + 64 * h);
+      }
+    }
+    if (begin == 0) prepare();
+#pragma unroll
+    for (int u = 0; u < UNROLL; ++u) {
+      float c[4] = {0, 0, 0, 0};
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        const uint4 v = load16(token + (begin + u) * kActBlock + 64 * h);
+        mma_e4m3(c, a[u][h].x, b[u][h].x, a[u][h].y, b[u][h].y, v.x, v.y);
+        mma_e4m3(c, a[u][h].z, b[u][h].z, a[u][h].w, b[u][h].w, v.z, v.w);
+      }
+      const float s = decode_scale(scale[begin + u]);
+      const float s0 = s * x_scale[left * x_scale_stride + begin + u];
+      const float s1 = s * x_scale[right * x_scale_stride + begin + u];
+      acc[0] += c[0] * s0;
+      acc[1] += c[2] * s0;
+      acc[2] += c[1] * s1;
+      acc[3] += c[3] * s1;
+    }
+  }
+}
+
+// FP8 weights, bf16 activations that are not quantised. Results as in fp8_rows.
+template <int K, int S, int UNROLL>
+__device__ __forceinline__ void fp8_rows_bf16(const uint8_t* w, int w_stride, const uint8_t* scale, const void* x,
+                                              int x_stride, float* acc) {
+  const Lane lane;
+  const uint8_t* row = w + int64_t(lane.g) * w_stride + 16 * lane.t;
+  const uint8_t* row8 = row + int64_t(8) * w_stride;
+  const uint16_t* token = static_cast<const uint16_t*>(x) + (lane.g < S ? lane.g : 0) * x_stride + 16 * lane.t;
+#pragma unroll 1
+  for (int begin = 0; begin < K / kActBlock; begin += UNROLL) {
+    uint4 a[UNROLL][2], b[UNROLL][2];
+#pragma unroll
+    for (int u = 0; u < UNROLL; ++u) {
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        a[u][h] = stream16(row + (begin + u) * kActBlock + 64 * h);
+        b[u][h] = stream16(row8 + (begin + u) * kActBlock + 64 * h);
+      }
+    }
+#pragma unroll
+    for (int u = 0; u < UNROLL; ++u) {
+      float c[4] = {0, 0, 0, 0};
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        const uint32_t top[4] = {a[u][h].x, a[u][h].y, a[u][h].z, a[u][h].w};
+        const uint32_t bottom[4] = {b[u][h].x, b[u][h].y, b[u][h].z, b[u][h].w};
+        const uint16_t* at = token + (begin + u) * kActBlock + 64 * h;
+        const uint4 v0 = load16(at), v1 = load16(at + 8);
+        const uint32_t v[8] = {v0.x, v0.y, v0.z, v0.w, v1.x, v1.y, v1.z, v1.w};
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          mma_bf16(c, e4m3x2_to_bf16x2(top[i] & 0xFFFF), e4m3x2_to_bf16x2(bottom[i] & 0xFFFF),
+                   e4m3x2_to_bf16x2(top[i] >> 16), e4m3x2_to_bf16x2(bottom[i] >> 16), v[2 * i], v[2 * i + 1]);
+        }
+      }
+      const float s = decode_scale(scale[begin + u]);
+      acc[0] += c[0] * s;
+      acc[1] += c[2] * s;
+      acc[2] += c[1] * s;
+      acc[3] += c[3] * s;
+    }
+  }
+}
+
+// bf16 weights and activations, K a multiple of 32 * UNROLL. Results as in fp8_rows.
+template <int K, int S, int UNROLL>
+__device__ __forceinline__ void bf16_rows(const void* w, int w_stride, const void* x, int x_stride, float* acc) {
+  const Lane lane;
+  const uint16_t* row = static_cast<const uint16_t*>(w) + int64_t(lane.g) * w_stride + 8 * lane.t;
+  const uint16_t* row8 = row + int64_t(8) * w_stride;
+  const uint16_t* token = static_cast<const uint16_t*>(x) + (lane.g < S ? lane.g : 0) * x_stride + 8 * lane.t;
+  float c[4] = {0, 0, 0, 0};
+#pragma unroll 1
+  for (int begin = 0; begin < K; begin += 32 * UNROLL) {
+    uint4 a[UNROLL], b[UNROLL];
+#pragma unroll
+    for (int u = 0; u < UNROLL; ++u) {
+      a[u] = stream16(row + begin + 32 * u);
+      b[u] = stream16(row8 + begin + 32 * u);
+    }
+#pragma unroll
+    for (int u = 0; u < UNROLL; ++u) {
+      const uint4 v = load16(token + begin + 32 * u);
+      mma_bf16(c, a[u].x, b[u].x, a[u].y, b[u].y, v.x, v.y);
+      mma_bf16(c, a[u].z, b[u].z, a[u].w, b[u].w, v.z, v.w);
+    }
+  }
+  acc[0] += c[0];
+  acc[1] += c[2];
+  acc[2] += c[1];
+  acc[3] += c[3];
+}
+
+// Four e2m1 codes, one in the low nibble of each byte, as e4m3 bytes of 2^-6 of their value, exact: exponent and
+// mantissa move into e4m3's lowest exponent bits and highest mantissa bit, where zero exponents mean subnormal too.
+__device__ __forceinline__ uint32_t low_nibbles(uint32_t w) { return ((w << 2) & 0x1C1C1C1Cu) | ((w << 4) & 0x80808080u); }
+__device__ __forceinline__ uint32_t high_nibbles(uint32_t w) { return ((w >> 2) & 0x1C1C1C1Cu) | (w & 0x80808080u); }
+
+// FP4 weights, FP8 activations, TILES times 16 rows. Lane t holds the t-th of four blocks of 32 inputs, each with a scale
+// of its own: column 4 * s + block of the product takes only that block's inputs of token s, so the blocks' sums stay
+// apart. acc[tile][2 * p], acc[tile][2 * p + 1]: this lane's share of rows g and g + 8 of token 2 * p + t / 2, to be summed
+// over t & 1. w: packed codes; scale: ue8m0 [rows, scale_stride], one for 32 inputs; prepare: as above.
+template <int K, int S, int TILES, int UNROLL, typename Prepare>
+__device__ __forceinline__ void fp4_rows(const uint8_t* w, int w_stride, const uint8_t* scale, int scale_stride,
+                                         const uint8_t* x, int x_stride, const float* x_scale, int x_scale_stride,
+                                         float (&acc)[TILES][2 * ((S + 1) / 2)], Prepare prepare) {
+  constexpr int PAIRS = (S + 1) / 2;
+  const Lane lane;
+  const uint8_t* row = w + int64_t(lane.g) * w_stride + 16 * lane.t;
+  const uint8_t* row_scale = scale + lane.g * scale_stride + 2 * (lane.t & 1);
+  const bool is_mine = (lane.g & 3) == lane.t;  // this lane's column takes this lane's block
+#pragma unroll 1
+  for (int begin = 0; begin < K / kActBlock; begin += UNROLL) {
+    uint4 a[UNROLL][TILES][2];
+    uint32_t scales[UNROLL][TILES][2];
+#pragma unroll
+    for (int u = 0; u < UNROLL; ++u) {
+#pragma unroll
+      for (int i = 0; i < 2 * TILES; ++i) {
+        a[u][i / 2][i % 2] = stream16(row + int64_t(8 * i) * w_stride + (begin + u) * 64);
+        scales[u][i / 2][i % 2] =
+            *reinterpret_cast<const uint16_t*>(row_scale + 8 * i * scale_stride + (begin + u) * 4);
+      }
+    }
+    if (begin == 0) prepare();
+#pragma unroll
+    for (int u = 0; u < UNROLL; ++u) {
+#pragma unroll
+      for (int p = 0; p < PAIRS; ++p) {
+        const int column = 2 * p + (lane.g >> 2);
+        const uint8_t* at = x + (column < S ? column : 0) * x_stride + (begin + u) * kActBlock + 32 * lane.t;
+        uint4 v0 = make_uint4(0, 0, 0, 0), v1 = v0;
+        if (is_mine) {
+          v0 = load16(at);
+          v1 = load16(at + 16);
+        }
+        const uint32_t v[8] = {v0.x, v0.y, v0.z, v0.w, v1.x, v1.y, v1.z, v1.w};
+        const int token = 2 * p + (lane.t >> 1);
+        const float s = 64.0f * x_scale[(token < S ? token : 0) * x_scale_stride + begin + u];
+#pragma unroll
+        for (int tile = 0; tile < TILES; ++tile) {
+          const uint4 top = a[u][tile][0], bottom = a[u][tile][1];
+          const uint32_t tops[4] = {top.x, top.y, top.z, top.w}, bottoms[4] = {bottom.x, bottom.y, bottom.z, bottom.w};
+          float c[4] = {0, 0, 0, 0};
+#pragma unroll
+          for (int i = 0; i < 4; ++i) {  // even inputs lie in low nibbles, odd ones in high nibbles
+            mma_e4m3(c, low_nibbles(tops[i]), low_nibbles(bottoms[i]), high_nibbles(tops[i]), high_nibbles(bottoms[i]),
+                     __byte_perm(v[2 * i], v[2 * i + 1], 0x6420), __byte_perm(v[2 * i], v[2 * i + 1], 0x7531));
+          }
+          const uint32_t s_top = scales[u][tile][0], s_bottom = scales[u][tile][1];
+          acc[tile][2 * p] += (c[0] * decode_scale(s_top & 0xFF) + c[1] * decode_scale(s_top >> 8)) * s;
+          acc[tile][2 * p + 1] += (c[2] * decode_scale(s_bottom & 0xFF) + c[3] * decode_scale(s_bottom >> 8)) * s;
+        }
+      }
+    }
+  }
+}
+
+}  // namespace icebox

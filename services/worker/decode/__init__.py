@@ -1,0 +1,1 @@
+"""Decoding on a GPU: a step as one sequence of fused kernels, captured as a CUDA graph, that waits for experts itself."""

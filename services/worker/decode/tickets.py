@@ -1,0 +1,50 @@
+"""Answers the GPU's tickets: what a step misses is asked of expertd, while the step itself waits."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from services.worker.decode.control import Control
+from shared.memory.control_block import Addresses, ControlBlock
+
+
+class TicketedExperts(Protocol):
+    """What decoding needs of the experts' provider besides what a model's forward does."""
+
+    pool: torch.Tensor
+    control: ControlBlock
+    control_addresses: Addresses | None
+
+    def ask(self, layer: int, expert_ids: tuple[int, ...], held_slots: tuple[int, ...], clock: int) -> None:
+        """Send for experts that the GPU found missing; the answer is in the slot table."""
+
+    def take_answers(self) -> None:
+        """Raises ServiceError or PeerLost if what was asked for cannot be had."""
+
+
+@dataclass(slots=True)
+class Tickets:
+    """Reads the ring of the control block, in order; the reader of one pool's life."""
+
+    experts: TicketedExperts
+    answered: int = 0
+    missed: int = 0
+
+    def serve(self) -> None:
+        """Ask for what new tickets name, and see what became of earlier ones. Raises ServiceError, PeerLost."""
+        control = self.experts.control
+        for number in range(self.answered, control.ticket_head):
+            layer, low, high, missing, held, *rest = control.tickets[number % len(control.tickets)].tolist()
+            clock = (low & 0xFFFFFFFF) | high << 32
+            self.answered = number + 1
+            self.missed += missing
+            self.experts.ask(layer, tuple(rest[:missing]), tuple(rest[missing : missing + held]), clock)
+        self.experts.take_answers()
+
+
+def control_of(experts: TicketedExperts, layers: int, num_experts: int, device: str) -> Control:
+    assert experts.control_addresses is not None, "the control block is not on the GPU"
+    return Control.at(experts.control_addresses, layers, num_experts, device)

@@ -1,0 +1,101 @@
+"""A layer's weights in the words of the decode kernels: views of what the model holds, nothing copied but small pads."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+
+from services.worker.model.compression import Compressor
+from services.worker.model.hyper import HyperConnection
+from services.worker.model.layer import Layer
+from shared.checkpoint.config import ModelConfig
+
+ROWS = 16
+"""Rows of a block of threads; fewer are padded with zeros."""
+
+
+class Fp8(NamedTuple):
+    """codes uint8 [n, k], scale uint8 [n / rows_per_scale, k / 128]."""
+
+    codes: torch.Tensor
+    scale: torch.Tensor
+    rows_per_scale: int
+
+    def head(self, n: int) -> Fp8:
+        return Fp8(self.codes[:n], self.scale[: n // self.rows_per_scale], self.rows_per_scale)
+
+
+class Pooling(NamedTuple):
+    """A compressor's norm [d] and bias of places [ratio, width], float32."""
+
+    norm: torch.Tensor
+    ape: torch.Tensor
+
+
+class LayerWeights(NamedTuple):
+    """`inputs` see the attention's input, FP8 rows and bfloat16 rows; `router` the expert half's, in the same way."""
+
+    hc_attn: HyperConnection
+    hc_ffn: HyperConnection
+    attn_norm: torch.Tensor
+    ffn_norm: torch.Tensor
+    inputs8: Fp8
+    inputs16: torch.Tensor
+    q_norm: torch.Tensor
+    kv_norm: torch.Tensor
+    pooling: Pooling
+    index_pooling: Pooling
+    wq_b: Fp8
+    wo_a: Fp8
+    wo_b: Fp8
+    sink: torch.Tensor
+    shared_w1_w3: Fp8
+    shared_w2: Fp8
+    gate: torch.Tensor
+    bias: torch.Tensor
+    tid2eid: torch.Tensor
+
+    @classmethod
+    def of(cls, layer: Layer, config: ModelConfig, ratio: int) -> LayerWeights:
+        attention, moe = layer.attention, layer.moe
+        device = attention.sink.device
+        index_compressor = None if attention.indexer is None else attention.indexer.compressor
+        none = torch.zeros(1, config.hidden_size, dtype=torch.bfloat16, device=device)
+        return cls(
+            hc_attn=layer.hc_attn,
+            hc_ffn=layer.hc_ffn,
+            attn_norm=layer.attn_norm,
+            ffn_norm=layer.ffn_norm,
+            inputs8=_fp8(attention.wq_a_wkv),
+            inputs16=none if attention.unquantised is None else attention.unquantised,
+            q_norm=attention.q_norm,
+            kv_norm=attention.kv_norm,
+            pooling=_pooling(attention.compressor, config.head_dim, ratio, device),
+            index_pooling=_pooling(index_compressor, config.index_head_dim, ratio, device),
+            wq_b=_fp8(attention.wq_b),
+            wo_a=_fp8(attention.wo_a),
+            wo_b=_fp8(attention.wo_b),
+            sink=attention.sink,
+            shared_w1_w3=_fp8(moe.shared_w1_w3),
+            shared_w2=_fp8(moe.shared_w2),
+            gate=F.pad(moe.gate, (0, 0, 0, -len(moe.gate) % ROWS)) if len(moe.gate) % ROWS else moe.gate,
+            bias=torch.zeros(config.n_routed_experts, device=device) if moe.bias is None else moe.bias,
+            tid2eid=torch.zeros(1, config.num_experts_per_tok, dtype=torch.int64, device=device)
+            if moe.tid2eid is None
+            else moe.tid2eid,
+        )
+
+
+def _fp8(prepared: object) -> Fp8:
+    """From what `kernels.prepare_fp8` gives on a GPU."""
+    weight: torch.Tensor = prepared.weight  # type: ignore[attr-defined]
+    return Fp8(weight.view(torch.uint8), prepared.scale, prepared.rows_per_scale)  # type: ignore[attr-defined]
+
+
+def _pooling(compressor: Compressor | None, d: int, ratio: int, device: torch.device) -> Pooling:
+    """A layer without compressor gets a place that no kernel looks at."""
+    if compressor is None:
+        return Pooling(torch.zeros(d, device=device), torch.zeros(ratio or 1, d, device=device))
+    return Pooling(compressor.norm, compressor.bias)

@@ -1,0 +1,184 @@
+"""Decoding by fused kernels and graphs: as the model's own forward, the same with and without a graph, through waits."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from helpers import goldens
+from helpers.resident import ResidentExperts
+
+from services.worker.decode.decoder import Decoder
+from services.worker.model import Model, SequenceState
+from services.worker.sampler import GREEDY, SamplingParams
+from shared.checkpoint.config import ModelConfig
+from shared.checkpoint.index import TensorIndex
+from shared.errors import ServiceError
+
+pytestmark = pytest.mark.timeout(600)  # compilers, where nothing is compiled yet
+ROOT = Path(__file__).parents[2]
+DEMO = ROOT / "demo" / "checkpoint"
+CONTEXT = 3072
+CUDA = torch.device("cuda")
+
+
+class Setup:
+    """A checkpoint on the GPU, all its experts, and a decoder that is warm."""
+
+    def __init__(self, checkpoint: Path, sequences: int = 1) -> None:
+        index, config = TensorIndex.open(checkpoint), ModelConfig.from_dir(checkpoint)
+        self.config = config
+        self.model = Model.load(index, config, CONTEXT, device=CUDA)
+        self.experts = ResidentExperts(index, config)
+        self.states = [self.model.new_state(CONTEXT) for _ in range(sequences)]
+        self.graphs = Decoder(self.model, self.states)
+        self.graphs.warm_up()
+        self.graphs.begin(self.experts)
+
+    def prompt(self, length: int, seed: int = 0) -> list[int]:
+        return [random.Random(seed).randrange(3, self.config.vocab_size) for _ in range(length)]
+
+    def prefill(self, ids: list[int], state: SequenceState) -> torch.Tensor:
+        state.reset()
+        return self.model.forward(state, ids, self.experts)
+
+    def decode(
+        self,
+        decoder: Decoder,
+        prompts: list[list[int]],
+        steps: int,
+        params: SamplingParams = GREEDY,
+        logits: bool = False,
+    ) -> tuple[list[list[int]], list[torch.Tensor]]:
+        rows = torch.stack([self.prefill(ids, state) for ids, state in zip(prompts, self.states, strict=True)])
+        tokens, seen = [], []
+        with self.experts.step():
+            for now in decoder.tokens(rows, [params] * len(prompts), steps, lookahead=not logits):
+                tokens.append(now)
+                if logits:
+                    seen.append(decoder.logits.clone())
+        return tokens, seen
+
+
+@pytest.fixture(scope="module")
+def demo() -> Iterator[Setup]:
+    yield Setup(DEMO)
+
+
+@pytest.fixture(scope="module")
+def eager(demo: Setup) -> Decoder:
+    """The same kernels without graphs, on the same state."""
+    decoder = Decoder(demo.model, demo.states, eager=True)
+    decoder.begin(demo.experts)
+    return decoder
+
+
+@pytest.mark.parametrize("length", [1, 3, 127, 128, 129, 511, 2500])
+def test_logits_are_those_of_the_models_forward(demo: Setup, length: int) -> None:
+    """Teacher-forced by the decoder's own tokens. Codes may flip, so not every step is equally close."""
+    prompt = demo.prompt(length)
+    tokens, seen = demo.decode(demo.graphs, [prompt], 150, logits=True)
+    state = demo.model.new_state(CONTEXT)
+    expected = [demo.model.forward(state, prompt, demo.experts)]
+    expected += [demo.model.forward(state, [token], demo.experts) for (token,) in tokens[:-1]]
+    errors = [float((a[0] - b).norm() / b.norm()) for a, b in zip(seen, expected, strict=True)]
+    print(f"{length}: median {sorted(errors)[75]:.4f}, worst {max(errors):.4f}")
+    assert errors[0] == 0
+    assert sorted(errors)[75] < 0.05
+    assert max(errors) < 0.6
+
+
+def test_recorded_runs_end_to_end() -> None:
+    """The tiny checkpoint's recorded logits, decoded teacher-forced."""
+    setup = Setup(goldens.TINY_A)
+    golden, limit, ids = goldens.vectors("golden"), goldens.limits("end_to_end"), goldens.token_ids()
+    got, expected = [], []
+    for prefill, decode in goldens.cases("golden"):
+        if decode:
+            setup.prefill(ids[:prefill], setup.states[0])
+            got += setup.graphs.forced(ids[prefill : prefill + decode])
+            expected.append(golden[f"prefill{prefill}_decode{decode}.logits"][1:])
+    a, b = torch.stack(got).cpu(), torch.cat(expected)
+    measured = float((a - b).norm() / b.norm()), float(torch.cosine_similarity(a, b).mean())
+    print("pooled, cosine", measured)
+    assert measured[0] <= limit["pooled_rel_frobenius_max"]
+    assert measured[1] >= limit["mean_cosine_min"]
+
+
+@pytest.mark.parametrize("length", [3, 127, 128, 129, 2500])
+@pytest.mark.parametrize("temperature", [0.0, 0.6, 1.0, 1.5])
+def test_a_graph_gives_the_bits_of_its_kernels(demo: Setup, eager: Decoder, length: int, temperature: float) -> None:
+    """Over many group boundaries; ids and, every step, logits."""
+    steps = min(600, CONTEXT - length)
+    params = SamplingParams(temperature=temperature, top_p=0.9 if temperature > 1 else 1.0, seed=7)
+    ids, _ = demo.decode(demo.graphs, [demo.prompt(length)], steps, params)
+    again, with_graphs = demo.decode(demo.graphs, [demo.prompt(length)], steps, params, logits=True)
+    launched, without = demo.decode(eager, [demo.prompt(length)], steps, params, logits=True)
+    assert ids == again == launched
+    assert torch.equal(torch.stack(with_graphs), torch.stack(without))
+
+
+def test_missing_experts_are_waited_for_and_change_no_bit(demo: Setup) -> None:
+    prompt = demo.prompt(40)
+    expected, _ = demo.decode(demo.graphs, [prompt], 100)
+    rng, table = random.Random(3), demo.experts.control.slot_table
+    demo.experts.asked.clear()
+    keys = [(l, e) for l in range(demo.config.num_hidden_layers) for e in range(demo.config.n_routed_experts)]
+    clock = demo.experts.control.worker_clock
+    logits = demo.prefill(prompt, demo.states[0]).clone()
+    demo.experts.forget(rng.sample(keys, len(keys) // 2))
+    torch.cuda.synchronize()
+    with demo.experts.step():
+        got = list(demo.graphs.tokens(logits.unsqueeze(0), [GREEDY], 100))
+    demo.experts.remember_all()
+    assert got == expected
+    assert demo.experts.asked
+    assert demo.experts.control.worker_clock == clock + 99 * demo.config.num_hidden_layers
+    for layer, missing, held, at in demo.experts.asked:
+        assert len(missing) + len(held) == demo.config.num_experts_per_tok
+        assert clock <= at
+        assert all(0 <= e < table.shape[1] for e in missing)
+        assert all(slot // table.shape[1] == layer for slot in held)
+
+
+def test_an_expert_that_cannot_be_read_ends_the_request_and_the_next_one_works(demo: Setup) -> None:
+    prompt = demo.prompt(30)
+    expected, _ = demo.decode(demo.graphs, [prompt], 20)
+    logits = demo.prefill(prompt, demo.states[0]).clone()
+    demo.experts.asked.clear()
+    demo.experts.control.slot_table[3] = -1
+    demo.experts.fails = True
+    try:
+        with pytest.raises(ServiceError, match="cannot read"), demo.experts.step():
+            list(demo.graphs.tokens(logits.unsqueeze(0), [GREEDY], 20))
+    finally:
+        demo.experts.fails = False
+        demo.experts.control.busy = False
+        demo.experts.remember_all()
+    assert not demo.experts.control.abort
+    assert demo.decode(demo.graphs, [prompt], 20)[0] == expected
+
+
+def test_a_request_that_ends_early_leaves_nothing_running(demo: Setup) -> None:
+    prompt = demo.prompt(64)
+    expected, _ = demo.decode(demo.graphs, [prompt], 50)
+    for steps in (1, 2, 7):
+        logits = demo.prefill(prompt, demo.states[0]).clone()
+        with demo.experts.step():
+            tokens = demo.graphs.tokens(logits.unsqueeze(0), [GREEDY], 50)
+            assert [next(tokens) for _ in range(steps)] == expected[:steps]
+            tokens.close()
+        assert torch.cuda.current_stream().query()
+    assert demo.decode(demo.graphs, [prompt], 50)[0] == expected
+
+
+@pytest.mark.parametrize("sequences", [2, 4])
+def test_sequences_in_one_step_are_as_alone(demo: Setup, sequences: int) -> None:
+    prompts = [demo.prompt(20 + 50 * i, seed=i) for i in range(sequences)]
+    alone = [[t for (t,) in demo.decode(demo.graphs, [prompt], 80)[0]] for prompt in prompts]
+    together = Setup(DEMO, sequences)
+    got, _ = together.decode(together.graphs, prompts, 80)
+    assert [list(column) for column in zip(*got, strict=True)] == alone
