@@ -8,7 +8,16 @@ EXAMPLES: tuple[object, ...] = (
     m.Hello(version=1, role="worker", boot_id="00ff"),
     m.Welcome(version=1, service="expertd", boot_id="00ff"),
     m.Ping(),
-    m.Pong(service="front", boot_id="00ff", state="ready", detail="shard 3 of 48", pid=4711, uptime_s=1.5, done_bytes=7, total_bytes=16),
+    m.Pong(
+        service="front",
+        boot_id="00ff",
+        state="ready",
+        detail="shard 3 of 48",
+        pid=4711,
+        uptime_s=1.5,
+        done_bytes=7,
+        total_bytes=16,
+    ),
     m.ErrorReply(code="io_error", detail="layer 3: Input/output error"),
     m.Cancel(request_id=2**63),
     m.Generate(
