@@ -31,11 +31,13 @@ class Lowered(NamedTuple):
 
 
 class TileKernel:
-    """A family of programs. `examples` are sizes that tests compile for every architecture we support."""
+    """A family of programs, each named `entry` on the GPU. `examples` are sizes that tests compile for every
+    architecture we support."""
 
     def __init__(self, build: Callable[..., Any], examples: tuple[Mapping[str, Any], ...]) -> None:
         self.name = build.__name__
         self.module = build.__module__
+        self.entry = f"{self.name.removesuffix('_kernel')}_kernel"
         self.examples = examples
         self._build = build
         self._compiled = functools.cache(self._compile)

@@ -1,0 +1,123 @@
+"""The kernels under NVIDIA's compute-sanitizer: every access in bounds, no race in shared memory.
+
+    python -m benchmarks.sanitizer [--tool memcheck] [--workers 14]
+
+Runs the small tests of the kernels once plainly, which compiles, and once under each tool, after the tool has shown
+that it finds a planted fault. One line a tool; exits 1 unless all are clean.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from benchmarks import report
+
+TOOLS = ("memcheck", "racecheck")
+TESTS = [f"tests/gpu/test_{name}.py" for name in ("ops", "gemm", "experts", "attention", "indexer", "decode_kernels")]
+# Thousands of launches each: one of them is enough.
+CHOICE = "not test_sampling or params4"
+FOUND = 86
+"""Exit code of a tool that found something, whatever the program's own."""
+LIMIT_S = 300
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What a tool said of a program. `summary` is its own last line, `passed` how many tests passed, `details` the
+    beginning of its report and the end of the program's."""
+
+    verdict: str
+    summary: str
+    passed: int
+    seconds: float
+    details: str
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tool", choices=TOOLS, action="append", help="may be repeated (default: all)")
+    parser.add_argument("--workers", type=int, default=0, help="processes that compile, by pytest-xdist")
+    arguments = parser.parse_args()
+    if shutil.which("compute-sanitizer") is None:
+        raise SystemExit("no compute-sanitizer on the PATH: it comes with NVIDIA's CUDA toolkit")
+    side_by_side = ["-n", str(arguments.workers), "-p", "no:benchmark"] if arguments.workers else []
+    plain = subprocess.run([*_pytest(), *side_by_side], capture_output=True, text=True)
+    if plain.returncode:
+        raise SystemExit(f"the tests fail without a sanitizer, too:\n{plain.stdout[-4000:]}{plain.stderr[-1000:]}")
+    if not _passed(plain.stdout):
+        raise SystemExit(f"no test ran: they need an NVIDIA GPU\n{plain.stdout[-500:]}")
+    names = _kernel_names()
+    verdicts = {}
+    for tool in arguments.tool or TOOLS:
+        planted = _under(tool, [sys.executable, "-m", "benchmarks.sanitizer_faults", tool], ["planted_kernel"])
+        verdict = _under(tool, _pytest(), names) if planted.verdict == "faults" else _useless(planted)
+        verdicts[tool] = verdict
+        print(
+            f"{tool}: {verdict.verdict}; {verdict.passed} tests, {verdict.seconds:.0f} s; {verdict.summary}", flush=True
+        )
+        if verdict.verdict != "clean":
+            print(verdict.details, file=sys.stderr)
+    report.save("sanitizer", {"kernels": len(names), "tools": {tool: asdict(v) for tool, v in verdicts.items()}})
+    raise SystemExit(any(verdict.verdict != "clean" for verdict in verdicts.values()))
+
+
+def _pytest() -> list[str]:
+    return [sys.executable, "-m", "pytest", "-m", "small", "-k", CHOICE, *TESTS]
+
+
+def _kernel_names() -> list[str]:
+    """Of all our kernels, as the GPU knows them: what else runs in the tests is PyTorch's."""
+    code = (
+        "import importlib, pkgutil, kernels\n"
+        "for module in pkgutil.walk_packages(kernels.__path__, 'kernels.'): importlib.import_module(module.name)\n"
+        "from kernels.tile import KERNELS\n"
+        "print('names', *(kernel.entry for kernel in KERNELS))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return sorted(set(done.stdout.splitlines()[-1].split()[1:]))
+
+
+def _under(tool: str, command: list[str], kernels: list[str]) -> Verdict:
+    """Run a command under a tool that looks at these kernels."""
+    filters = [part for name in kernels for part in ("--kernel-name", f"kne={name}")]
+    began = time.monotonic()
+    with tempfile.TemporaryDirectory() as folder:
+        log = Path(folder) / "log"
+        options = ["--tool", tool, "--error-exitcode", str(FOUND), "--target-processes", "application-only"]
+        options += ["--log-file", str(log), *filters]
+        # Without PyTorch's cache every tensor is an allocation of its own, with bounds that can be seen.
+        program = ["env", "PYTORCH_NO_CUDA_MEMORY_CACHING=1", "compute-sanitizer", *options, *command]
+        try:
+            done = subprocess.run(program, capture_output=True, text=True, timeout=LIMIT_S)
+        except subprocess.TimeoutExpired:
+            return Verdict("unfinished", f"more than {LIMIT_S} s", 0, LIMIT_S, "")
+        said = log.read_text(encoding="utf-8") if log.exists() else done.stdout + done.stderr
+    lines = [line.lstrip("= ") for line in said.splitlines()]
+    summary = next((line for line in reversed(lines) if "SUMMARY" in line), lines[-1] if lines else "nothing said")
+    verdict = {0: "clean", FOUND: "faults"}.get(done.returncode, "tests failed")
+    details = "\n".join([*lines[:60], done.stdout[-2000:], done.stderr[-1000:]])
+    seconds = round(time.monotonic() - began, 1)
+    return Verdict(verdict, summary, _passed(done.stdout), seconds, details)
+
+
+def _passed(output: str) -> int:
+    found = re.search(r"(\d+) passed", output)
+    return int(found[1]) if found else 0
+
+
+def _useless(planted: Verdict) -> Verdict:
+    return Verdict(
+        "useless here", f"a planted fault was not found: {planted.summary}", 0, planted.seconds, planted.details
+    )
+
+
+if __name__ == "__main__":
+    main()
