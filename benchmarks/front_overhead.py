@@ -2,7 +2,8 @@
 
 `python -m benchmarks.front_overhead [--rounds R] [--tokens N]`. A worker in this process says a token every few
 milliseconds and notes when. The same request goes to it directly and through the front's HTTP, in turns; what counts
-is from sending the request to its beginning at the worker, and from the worker's sending of a token to its arrival.
+is from sending the request to its beginning at the worker, from the worker's sending of a token to its arrival, and by
+how much the whole stream takes longer.
 """
 
 from __future__ import annotations
@@ -139,8 +140,14 @@ def measure(config: Config, pace: Pace, process: psutil.Process, rounds: int, to
         "token_direct_ms": each[0],
         "token_front_ms": each[1],
         "token_added_ms": each[1] - each[0],
+        "stream_longer_per_token_ms": _median([_stretch(s) for s in front]) - _median([_stretch(s) for s in alone]),
         "front_cpu_per_token_ms": 1000 * cpu_s / (rounds * tokens),
     }
+
+
+def _stretch(sample: Sample) -> float:
+    """By how much a stream takes longer to arrive than to be made, a token."""
+    return (sample.to_client[-1] - sample.to_client[0]) / (len(sample.to_client) - 1)
 
 
 def _median(seconds: list[float]) -> float:
