@@ -9,12 +9,17 @@ import pkgutil
 import re
 import shutil
 import subprocess
+from collections import defaultdict
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
 import kernels
+
+_BODY = 'extern "C" __global__'
+_USAGE = re.compile(r"Compiling entry function '(\w+)'(.*?)(?=Compiling entry function|\Z)", re.DOTALL)
 
 ARCHITECTURES = ("sm_90a", "sm_121a")
 
@@ -22,17 +27,34 @@ ARCHITECTURES = ("sm_90a", "sm_121a")
 SHARED_BYTES = 101_376
 
 
+class Lowered(NamedTuple):
+    """CUDA C++ of a kernel: what it includes and calls, and the function itself."""
+
+    arch: str
+    head: str
+    body: str
+    entry: str
+    shared_bytes: int
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="needs nvcc, of CUDA 13 or newer")
 def test_kernels_compile(tmp_path: Path) -> None:
-    """Of each kernel the first example: the sizes of the real model."""
+    """Of each kernel the first example: the sizes of the real model.
+
+    Kernels that begin alike are compiled together: reading headers takes longer than compiling most kernels.
+    """
     spawn = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(os.cpu_count(), mp_context=spawn, initializer=_import_kernels) as pool:
-        names = pool.submit(_names).result()
-        assert len(names) > 20
-        cases = [(name, arch, tmp_path) for name in names for arch in ARCHITECTURES]
-        problems = [problem for problem in pool.map(_problem, *zip(*cases, strict=True)) if problem]
+        count = pool.submit(_count).result()
+        assert count > 30
+        together: dict[tuple[str, str], list[Lowered]] = defaultdict(list)
+        cases = [(number, arch) for number in range(count) for arch in ARCHITECTURES]
+        for lowered in pool.map(_lower, *zip(*cases, strict=True)):
+            together[lowered.arch, lowered.head].append(lowered)
+        files = [tmp_path / f"{number}.cu" for number in range(len(together))]
+        problems = [problem for found in pool.map(_problems, together.values(), files) for problem in found]
     assert not problems, "\n".join(problems)
 
 
@@ -41,30 +63,42 @@ def _import_kernels() -> None:
         importlib.import_module(module.name)
 
 
-def _names() -> list[str]:
+def _count() -> int:
     from kernels.tile import KERNELS
 
-    return [f"{kernel.module}.{kernel.name}" for kernel in KERNELS]
+    return len(KERNELS)
 
 
-def _problem(name: str, arch: str, folder: Path) -> str | None:
-    """What is wrong with a kernel, or None. Runs in a process of its own."""
+def _lower(number: int, arch: str) -> Lowered:
+    from kernels.tile import KERNELS
+
+    kernel = KERNELS[number]
+    source, shared_bytes = kernel.lower(arch, **kernel.examples[0])
+    begin = source.index(_BODY)
+    return Lowered(arch, source[:begin], source[begin:], kernel.entry, shared_bytes)
+
+
+def _problems(together: list[Lowered], source: Path) -> list[str]:
+    """What is wrong with kernels of one head and one architecture."""
     from tilelang.env import CUTLASS_INCLUDE_DIR, TILELANG_TEMPLATE_PATH
 
-    from kernels.tile import KERNELS
-
-    kernel = next(kernel for kernel in KERNELS if f"{kernel.module}.{kernel.name}" == name)
-    lowered = kernel.lower(arch, **kernel.examples[0])
-    source = folder / f"{name}.{arch}.cu"
-    source.write_text(lowered.source, encoding="utf-8")
+    arch = together[0].arch
+    source.write_text("\n".join([together[0].head, *(kernel.body for kernel in together)]), encoding="utf-8")
     includes = [f"-I{path}" for path in (TILELANG_TEMPLATE_PATH, CUTLASS_INCLUDE_DIR)]
     flags = ["-cubin", f"-arch={arch}", "-std=c++17", "-O3", "-DENABLE_BF16", "-w", "--resource-usage"]
     command = ["nvcc", *flags, *includes, str(source), "-o", str(source.with_suffix(".cubin"))]
     compiled = subprocess.run(command, capture_output=True, text=True)
     if compiled.returncode:
-        return f"{name}, {arch}: does not compile\n{compiled.stderr[-2000:]}"
-    spilled = sum(map(int, re.findall(r"(\d+) bytes spill", compiled.stderr)))
-    shared = lowered.shared_bytes + sum(map(int, re.findall(r"(\d+) bytes smem", compiled.stderr)))
+        names = ", ".join(kernel.entry for kernel in together)
+        return [f"{arch}, one of {names}: does not compile\n{compiled.stderr[-2000:]}"]
+    usage = dict(_USAGE.findall(compiled.stderr))
+    return [problem for kernel in together if (problem := _excess(kernel, usage[kernel.entry]))]
+
+
+def _excess(kernel: Lowered, usage: str) -> str | None:
+    """What a kernel takes too much of, by what ptxas said of it."""
+    spilled = sum(map(int, re.findall(r"(\d+) bytes spill", usage)))
+    shared = kernel.shared_bytes + sum(map(int, re.findall(r"(\d+) bytes smem", usage)))
     if spilled or shared > SHARED_BYTES:
-        return f"{name}, {arch}: {spilled} bytes spilled, {shared} bytes of shared memory"
+        return f"{kernel.entry}, {kernel.arch}: {spilled} bytes spilled, {shared} bytes of shared memory"
     return None
