@@ -65,7 +65,8 @@ def main() -> None:
         )
         if verdict.verdict != "clean":
             print(verdict.details, file=sys.stderr)
-    report.save("sanitizer", {"kernels": len(names), "tools": {tool: asdict(v) for tool, v in verdicts.items()}})
+    figures = {tool: {k: v for k, v in asdict(verdict).items() if k != "details"} for tool, verdict in verdicts.items()}
+    report.save("sanitizer", {"kernels": len(names), "tools": figures})
     raise SystemExit(any(verdict.verdict != "clean" for verdict in verdicts.values()))
 
 
