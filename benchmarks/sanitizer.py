@@ -3,7 +3,7 @@
     python -m benchmarks.sanitizer [--tool memcheck] [--workers 14]
 
 Runs the small tests of the kernels once plainly, which compiles, and once under each tool, after the tool has shown
-that it finds a planted fault. One line a tool; exits 1 unless all are clean.
+that it finds a planted fault. One line a tool; exits 1 unless all are clean. Whether results are right is not its matter.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from pathlib import Path
 
 from benchmarks import report
 
-TOOLS = ("memcheck", "racecheck")
+# Of what the driver is asked by others we check nothing.
+TOOLS = {"memcheck": ["--report-api-errors", "no"], "racecheck": []}
 TESTS = [f"tests/gpu/test_{name}.py" for name in ("ops", "gemm", "experts", "attention", "indexer", "decode_kernels")]
 # Thousands of launches each: one of them is enough.
 CHOICE = "not test_sampling or params4"
@@ -31,38 +32,35 @@ LIMIT_S = 300
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What a tool said of a program. `summary` is its own last line, `passed` how many tests passed, `details` the
-    beginning of its report and the end of the program's."""
+    """What a tool said of a program. `summary` is its own last line, `tests` pytest's, `details` the beginning of its
+    report and the end of the program's."""
 
     verdict: str
     summary: str
-    passed: int
+    tests: str
     seconds: float
     details: str
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--tool", choices=TOOLS, action="append", help="may be repeated (default: all)")
+    parser.add_argument("--tool", choices=list(TOOLS), action="append", help="may be repeated (default: all)")
     parser.add_argument("--workers", type=int, default=0, help="processes that compile, by pytest-xdist")
     arguments = parser.parse_args()
     if shutil.which("compute-sanitizer") is None:
         raise SystemExit("no compute-sanitizer on the PATH: it comes with NVIDIA's CUDA toolkit")
     side_by_side = ["-n", str(arguments.workers), "-p", "no:benchmark"] if arguments.workers else []
     plain = subprocess.run([*_pytest(), *side_by_side], capture_output=True, text=True)
-    if plain.returncode:
-        raise SystemExit(f"the tests fail without a sanitizer, too:\n{plain.stdout[-4000:]}{plain.stderr[-1000:]}")
-    if not _passed(plain.stdout):
-        raise SystemExit(f"no test ran: they need an NVIDIA GPU\n{plain.stdout[-500:]}")
+    print(f"without a tool: {_last_line(plain.stdout)}", flush=True)
+    if " passed" not in plain.stdout:
+        raise SystemExit(f"no test passes here\n{plain.stdout[-2000:]}{plain.stderr[-2000:]}")
     names = _kernel_names()
     verdicts = {}
     for tool in arguments.tool or TOOLS:
         planted = _under(tool, [sys.executable, "-m", "benchmarks.sanitizer_faults", tool], ["planted_kernel"])
-        verdict = _under(tool, _pytest(), names) if planted.verdict == "faults" else _useless(planted)
+        verdict = _under(tool, _pytest(), names) if _found(planted) else _useless(planted)
         verdicts[tool] = verdict
-        print(
-            f"{tool}: {verdict.verdict}; {verdict.passed} tests, {verdict.seconds:.0f} s; {verdict.summary}", flush=True
-        )
+        print(f"{tool}: {verdict.verdict}, {verdict.seconds:.0f} s; {verdict.summary}; {verdict.tests}", flush=True)
         if verdict.verdict != "clean":
             print(verdict.details, file=sys.stderr)
     figures = {tool: {k: v for k, v in asdict(verdict).items() if k != "details"} for tool, verdict in verdicts.items()}
@@ -93,31 +91,34 @@ def _under(tool: str, command: list[str], kernels: list[str]) -> Verdict:
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "log"
         options = ["--tool", tool, "--error-exitcode", str(FOUND), "--target-processes", "application-only"]
-        options += ["--log-file", str(log), *filters]
+        options += ["--log-file", str(log), *TOOLS[tool], *filters]
         # Without PyTorch's cache every tensor is an allocation of its own, with bounds that can be seen.
         program = ["env", "PYTORCH_NO_CUDA_MEMORY_CACHING=1", "compute-sanitizer", *options, *command]
         try:
             done = subprocess.run(program, capture_output=True, text=True, timeout=LIMIT_S)
         except subprocess.TimeoutExpired:
-            return Verdict("unfinished", f"more than {LIMIT_S} s", 0, LIMIT_S, "")
+            return Verdict("unfinished", f"more than {LIMIT_S} s", "", LIMIT_S, "")
         said = log.read_text(encoding="utf-8") if log.exists() else done.stdout + done.stderr
     lines = [line.lstrip("= ") for line in said.splitlines()]
     summary = next((line for line in reversed(lines) if "SUMMARY" in line), lines[-1] if lines else "nothing said")
-    verdict = {0: "clean", FOUND: "faults"}.get(done.returncode, "tests failed")
+    is_clean = done.returncode != FOUND and re.search(r"SUMMARY: 0 (errors|hazards)", summary)
     details = "\n".join([*lines[:60], done.stdout[-2000:], done.stderr[-1000:]])
     seconds = round(time.monotonic() - began, 1)
-    return Verdict(verdict, summary, _passed(done.stdout), seconds, details)
+    return Verdict("clean" if is_clean else "faults", summary, _last_line(done.stdout), seconds, details)
 
 
-def _passed(output: str) -> int:
-    found = re.search(r"(\d+) passed", output)
-    return int(found[1]) if found else 0
+def _last_line(output: str) -> str:
+    return output.strip().rpartition("\n")[2]
+
+
+def _found(planted: Verdict) -> bool:
+    """A tool that cannot run at all finds nothing, and says no number."""
+    return planted.verdict == "faults" and re.search(r"SUMMARY: [1-9]", planted.summary) is not None
 
 
 def _useless(planted: Verdict) -> Verdict:
-    return Verdict(
-        "useless here", f"a planted fault was not found: {planted.summary}", 0, planted.seconds, planted.details
-    )
+    summary = f"a planted fault was not found: {planted.summary}"
+    return Verdict("useless here", summary, "", planted.seconds, planted.details)
 
 
 if __name__ == "__main__":
