@@ -3,7 +3,8 @@
     python -m benchmarks.sanitizer [--tool memcheck] [--workers 14]
 
 Runs the small tests of the kernels once plainly, which compiles, and once under each tool, after the tool has shown
-that it finds a planted fault. One line a tool; exits 1 unless all are clean. Whether results are right is not its matter.
+that it finds a planted fault. One line a tool; exits 1 unless all are clean, whatever the tests
+say of results.
 """
 
 from __future__ import annotations
