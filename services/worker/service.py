@@ -64,6 +64,7 @@ class WorkerService:
         self._counters = RequestCounters()
         self._expert_counters = ExpertCounters()
         self._has_experts = False
+        self._graph_launches_per_step = 0
 
     def handle(self, request: Request) -> None:
         """Called by the socket's thread: check, queue, return."""
@@ -104,7 +105,14 @@ class WorkerService:
             "state_bytes": self._engine.state.nbytes,
         }
         labels = {"device": self._config.worker.device, "checkpoint": self._config.model.path.name}
-        return counters | gauges | self._engine.sessions.stats(), labels
+        return counters | gauges | self._graph_stats() | self._engine.sessions.stats(), labels
+
+    def _graph_stats(self) -> dict[str, float]:
+        """Nothing on a CPU, which decodes without a graph."""
+        decoder = self._engine.decoder
+        if decoder is None:
+            return {}
+        return asdict(decoder.counters) | {"graph_launches_per_step": self._graph_launches_per_step}
 
     def _serve(self, experts: SharedExperts) -> None:
         while not self._context.stopping:
@@ -122,6 +130,8 @@ class WorkerService:
     def _answer(self, ticket: _Ticket, experts: SharedExperts) -> None:
         """One request, to its one final reply. A lost expertd ends it too, and is then raised on."""
         progress = _Progress(ticket)
+        decoder = self._engine.decoder
+        steps_before = decoder.counters.graph_steps if decoder else 0
 
         def cancelled() -> bool:
             return ticket.request.cancelled.is_set() or self._context.stopping
@@ -138,6 +148,9 @@ class WorkerService:
             log.warning("request failed code=%s detail=%r", error.code.value, error.detail)
             ticket.request.fail(error.code, error.detail)
         else:
+            # Read here and not where stats are collected: graphs come and go in this thread.
+            if decoder is not None and decoder.counters.graph_steps > steps_before:
+                self._graph_launches_per_step = decoder.launches_per_step
             aborted = progress.finish is FinishReason.ABORT
             self._counters.requests_cancelled += aborted
             self._counters.requests_done += not aborted
