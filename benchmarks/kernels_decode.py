@@ -80,6 +80,7 @@ def cases() -> list[tuple[str, int, Callable[[], Callable[[], None]]]]:
     bf16 = {"dtype": torch.bfloat16, "device": "cuda"}
     x = torch.randn(1, d, **f32).bfloat16()
     codes, scales = fp8(1, d), torch.ones(1, d // 128, **f32)
+    halves = torch.randn(1, d, dtype=torch.float16, device="cuda")
 
     def fused(n8: int, n16: int, k: int) -> Callable[[], Callable[[], None]]:
         kernel = fused_linear(n8=n8, n16=n16, k=k, s=1, rows_per_scale=128)
@@ -124,7 +125,7 @@ def cases() -> list[tuple[str, int, Callable[[], Callable[[], None]]]]:
         )
         y, out = torch.randn(1, stride, **f32), torch.empty(6, 1, 2 * width, **bf16)
         row = torch.arange(256, dtype=torch.int32, device="cuda")
-        return lambda: kernel(y, w2, scale, codes, scales, pool, routing, row, one, waited, shared, out)
+        return lambda: kernel(y, w2, scale, halves, scales, pool, routing, row, one, waited, shared, out)
 
     def down() -> Callable[[], None]:
         kernel = experts_down(d=d, width=width, topk=6, limit=10.0, s=1)

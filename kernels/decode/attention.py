@@ -40,7 +40,7 @@ def num_inputs(q: int, d: int, ratio: int, index_d: int, index_heads: int) -> in
 def attention_inputs(
     q: int, d: int, rope: int, ratio: int, index_d: int, index_heads: int, window: int, s: int, eps: float
 ) -> Any:
-    """The quantised low-rank query; the new key into the ring; the compressors' step, and the entry of a closed group."""
+    """The quantised low-rank query; the new key into the ring; the compressors' step and its entry."""
     n = num_inputs(q, d, ratio, index_d, index_heads)
     group = ratio or 1
     rows, entries = T.dynamic("rows"), T.dynamic("entries")

@@ -48,6 +48,8 @@ struct Fp8Scale {
     reciprocal = power_of_two(254 - exponent);
   }
   __device__ uint32_t code(float x) const { return __nv_cvt_float_to_fp8(x * reciprocal, __NV_SATFINITE, __NV_E4M3); }
+  // The code's value as float16 bits, exact.
+  __device__ uint32_t half(float x) const { return __nv_cvt_fp8_to_halfraw(code(x), __NV_E4M3).x; }
   // Quantise and dequantise.
   __device__ float round(float x) const {
     const __half_raw h = __nv_cvt_fp8_to_halfraw(code(x), __NV_E4M3);

@@ -168,7 +168,7 @@ __device__ __forceinline__ float gated(float gate, float up, float limit) {
 // up products first; shared: bf16 [S, D]; hidden: bf16 [POSITIONS, S, 2 * W].
 template <int D, int W, int S, int POSITIONS, int WARPS, int ROWS_PER_SCALE>
 __device__ __forceinline__ void experts_up(const float* y, int stride, const uint8_t* shared_w2,
-                                           const uint8_t* shared_scale, float limit, const uint8_t* codes,
+                                           const uint8_t* shared_scale, float limit, const void* halves,
                                            const float* scales, const uint8_t* pool, int64_t slot_bytes, int w1,
                                            int w1_scale, int w3, int w3_scale, int* decisions,
                                            const int* row, const int* abort, unsigned* waited, void* shared, void* hidden) {
@@ -179,12 +179,12 @@ __device__ __forceinline__ void experts_up(const float* y, int stride, const uin
   if (blockIdx.x < SHARED) {
     float acc[4] = {0, 0, 0, 0};
     constexpr int KW = W / WARPS;
-    __shared__ Quantised<KW, S> inputs[WARPS];
+    __shared__ Quantised<KW, S, uint8_t> inputs[WARPS];
     const int first = blockIdx.x * 16, k = warp * KW;
     fp8_rows<KW, S, unroll(KW / kActBlock, 2)>(shared_w2 + int64_t(first) * W + k, W,
                                               shared_scale + first / ROWS_PER_SCALE * (W / kActBlock) + k / kActBlock,
                                               inputs[warp].codes[0], KW, inputs[warp].scales[0], KW / kActBlock, acc, [&] {
-      quantise<KW, S>(inputs[warp], [&](int token, int i) {
+      quantise(inputs[warp], [&](int token, int i) {
         return bf16_round(gated(y[token * stride + k + i], y[token * stride + W + k + i], limit));
       });
     });
@@ -208,7 +208,8 @@ __device__ __forceinline__ void experts_up(const float* y, int stride, const uin
   float acc[1][SUMS] = {};
   fp4_rows<KW, S, 1, unroll(KW / kActBlock, 4)>(
       record + (is_gate ? w1 : w3) + int64_t(first) * (D / 2) + k / 2, D / 2,
-      record + (is_gate ? w1_scale : w3_scale) + first * (D / 32) + k / 32, D / 32, codes + k, D, scales + k / kActBlock,
+      record + (is_gate ? w1_scale : w3_scale) + first * (D / 32) + k / 32, D / 32,
+      static_cast<const uint16_t*>(halves) + k, D, scales + k / kActBlock,
       D / kActBlock, acc, [] {});
   keep_fp4<S>(partials[warp], acc[0]);
   __syncthreads();
@@ -226,7 +227,7 @@ __device__ __forceinline__ void experts_down(const void* hidden, float limit, co
   constexpr int KW = W / WARPS, SUMS = 2 * ((S + 1) / 2);
   const auto* routing = reinterpret_cast<const Routing<POSITIONS, S>*>(decisions);
   __shared__ Partials<S, WARPS> partials[TILES];
-  __shared__ Quantised<KW, S> inputs[WARPS];
+  __shared__ Quantised<KW, S, uint16_t> inputs[WARPS];
   const int warp = threadIdx.x >> 5, k = warp * KW, first = blockIdx.x * 16 * TILES;
   const int position = routing->position_of[blockIdx.y], slot = routing->slot_of[blockIdx.y];
   if (position < 0 || slot < 0) return;
@@ -236,7 +237,7 @@ __device__ __forceinline__ void experts_down(const void* hidden, float limit, co
   fp4_rows<KW, S, TILES, unroll(KW / kActBlock, 4 / TILES)>(
       record + w2 + int64_t(first) * (W / 2) + k / 2, W / 2, record + w2_scale + first * (W / 32) + k / 32, W / 32,
       inputs[warp].codes[0], KW, inputs[warp].scales[0], KW / kActBlock, acc, [&] {
-        quantise<KW, S>(inputs[warp], [&](int token, int i) {
+        quantise(inputs[warp], [&](int token, int i) {
           const float gate = __bfloat162float(from[token * 2 * W + i]), up = __bfloat162float(from[token * 2 * W + W + i]);
           return bf16_round(gated(gate, up, limit) * routing->weights[position][token]);
         });

@@ -12,9 +12,11 @@ from kernels.decode.source import call, source
 from kernels.decode.streams import COLUMNS, STREAMS
 from kernels.tile import tile_kernel
 
-
 OWN_WORDS = 3
 """What the GPU itself keeps, int64: the clock, the number of tickets, nanoseconds waited for experts."""
+
+
+_PUBLISHED = {"experts": 256, "topk": 6, "stride": 4352, "offset": 4096, "scaling": 1.5, "s": 1}
 
 
 def routing_words(topk: int, s: int) -> int:
@@ -74,7 +76,7 @@ def route(experts: int, topk: int, stride: int, offset: int, hashed: bool, scali
 )
 def experts_up(d: int, width: int, stride: int, topk: int, limit: float, s: int, rows_per_scale: int) -> Any:
     """Gate and up products of the routed experts, waiting for those on their way; and the shared expert's output."""
-    warps = min(num_warps(d, 8), num_warps(width, 8))
+    warps = min(num_warps(d, 4), num_warps(width, 4))
     positions, half, scales_half = topk * s, width * d // 2, width * d // 32
     slots, slot_bytes, experts = T.dynamic("slots"), T.dynamic("slot_bytes"), T.dynamic("experts")
 
@@ -83,7 +85,7 @@ def experts_up(d: int, width: int, stride: int, topk: int, limit: float, s: int,
         y: T.Tensor((s, stride), "float32"),
         shared_w2: T.Tensor((d, width), "uint8"),
         shared_scale: T.Tensor((d // rows_per_scale, width // 128), "uint8"),
-        codes: T.Tensor((s, d), "uint8"),
+        halves: T.Tensor((s, d), "float16"),
         scales: T.Tensor((s, d // 128), "float32"),
         pool: T.Tensor((slots, slot_bytes), "uint8"),
         routing: T.Tensor((routing_words(topk, s),), "int32"),
@@ -97,7 +99,7 @@ def experts_up(d: int, width: int, stride: int, topk: int, limit: float, s: int,
             call(
                 "experts_up",
                 (d, width, s, positions, warps, rows_per_scale),
-                *(y, stride, shared_w2, shared_scale, limit, codes, scales, pool, T.cast(slot_bytes, "int64")),
+                *(y, stride, shared_w2, shared_scale, limit, halves, scales, pool, T.cast(slot_bytes, "int64")),
                 *(0, half, half + scales_half, 2 * half + scales_half, routing, row, abort, waited, shared, hidden),
             )
 

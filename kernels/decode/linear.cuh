@@ -44,32 +44,39 @@ __device__ __forceinline__ float total(const float (&partials)[WARPS][S][16], in
   return sum;
 }
 
-// Quantised stretch of inputs that one warp makes for itself.
-template <int K, int S>
+// Quantised stretch of inputs that one warp makes for itself: e4m3 codes or, for FP4 weights, their values as float16 in the
+// order of fp4_place.
+template <int K, int S, typename Code>
 struct __align__(16) Quantised {
-  uint8_t codes[S][K];
+  Code codes[S][K];
   float scales[S][K / kActBlock];
 };
 
 // The warp quantises K inputs of each token; value(token, i) is input i.
-template <int K, int S, typename Value>
-__device__ __forceinline__ void quantise(Quantised<K, S>& out, Value value) {
+template <int K, int S, typename Code, typename Value>
+__device__ __forceinline__ void quantise(Quantised<K, S, Code>& out, Value value) {
   const int lane = threadIdx.x & 31;
 #pragma unroll
   for (int token = 0; token < S; ++token) {
 #pragma unroll
     for (int block = 0; block < K / kActBlock; ++block) {
+      const int first = block * kActBlock + 4 * lane;
       float x[4], amax = 0;
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        x[i] = value(token, block * kActBlock + 4 * lane + i);
+        x[i] = value(token, first + i);
         amax = fmaxf(amax, fabsf(x[i]));
       }
       const Fp8Scale scale(lanes_max<32>(amax));
-      uint32_t word = 0;
+      if constexpr (sizeof(Code) == 1) {
+        uint32_t word = 0;
 #pragma unroll
-      for (int i = 0; i < 4; ++i) word |= scale.code(x[i]) << (8 * i);
-      *reinterpret_cast<uint32_t*>(&out.codes[token][block * kActBlock + 4 * lane]) = word;
+        for (int i = 0; i < 4; ++i) word |= scale.code(x[i]) << (8 * i);
+        *reinterpret_cast<uint32_t*>(&out.codes[token][first]) = word;
+      } else {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) out.codes[token][fp4_place(first + i)] = scale.half(x[i]);
+      }
       if (lane == 0) out.scales[token][block] = scale.scale;
     }
   }
@@ -129,15 +136,15 @@ template <int N, int K, int S, int WARPS, int ROWS_PER_SCALE>
 __device__ __forceinline__ void quantised_linear(const uint8_t* w, const uint8_t* scale, const void* x, void* y) {
   constexpr int KW = K / WARPS;
   __shared__ Partials<S, WARPS> partials;
-  __shared__ Quantised<KW, S> inputs[WARPS];
+  __shared__ Quantised<KW, S, uint8_t> inputs[WARPS];
   const int warp = threadIdx.x >> 5, row = blockIdx.x * 16, k = warp * KW;
   const __nv_bfloat16* from = static_cast<const __nv_bfloat16*>(x) + k;
+  // Before the weights: registers for both at once would keep blocks off the multiprocessor.
+  quantise(inputs[warp], [&](int token, int i) { return __bfloat162float(from[token * K + i]); });
   float acc[4] = {0, 0, 0, 0};
   fp8_rows<KW, S, unroll(KW / kActBlock, 2)>(w + int64_t(row) * K + k, K,
                                             scale + row / ROWS_PER_SCALE * (K / kActBlock) + k / kActBlock,
-                                            inputs[warp].codes[0], KW, inputs[warp].scales[0], KW / kActBlock, acc, [&] {
-    quantise<KW, S>(inputs[warp], [&](int token, int i) { return __bfloat162float(from[token * K + i]); });
-  });
+                                            inputs[warp].codes[0], KW, inputs[warp].scales[0], KW / kActBlock, acc, [] {});
   keep<S>(partials[warp], acc);
   __syncthreads();
   for (int i = threadIdx.x; i < 16 * S; i += 32 * WARPS) {

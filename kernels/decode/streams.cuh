@@ -117,12 +117,13 @@ __device__ __forceinline__ void streams_mix(const float* parts, const float* sca
   if (threadIdx.x < 16) comb[lane] = c;
 }
 
-// A token's input of the next sublayer: the weighted sum of the streams, normed, plain and quantised.
+// A token's input of the next sublayer: the weighted sum of the streams, normed, plain and quantised, the codes also as
+// float16 in the order of fp4_place.
 // J numbers a token set the mixing: 24 in a layer, 4 at the head. Threads have 8 neighbouring columns at a time.
 template <int D, int J, int THREADS>
 __device__ __forceinline__ void streams_read(const void* streams, const float* parts, const float* scale,
                                              const float* base, const float* norm, float eps, float hc_eps, void* out,
-                                             uint8_t* codes, float* scales) {
+                                             uint8_t* codes, uint16_t* halves, float* scales) {
   constexpr int PER_THREAD = 8, ROUNDS = (D + PER_THREAD * THREADS - 1) / (PER_THREAD * THREADS);
   __shared__ float mix[J + 1];
   mixes<D, J>(parts, eps, mix);
@@ -177,6 +178,11 @@ __device__ __forceinline__ void streams_read(const void* streams, const float* p
 #pragma unroll
     for (int i = 0; i < PER_THREAD; ++i) packed[i / 4] |= quantiser.code(x[r][i]) << (8 * (i % 4));
     *reinterpret_cast<uint2*>(codes + column) = make_uint2(packed[0], packed[1]);
+    if (halves) {
+#pragma unroll
+      for (int i = 0; i < PER_THREAD / 2; ++i) words[i] = quantiser.half(x[r][i]) | quantiser.half(x[r][i + 4]) << 16;
+      *reinterpret_cast<uint4*>(halves + column) = make_uint4(words[0], words[1], words[2], words[3]);
+    }
     if ((threadIdx.x & 15) == 0) scales[column / kActBlock] = quantiser.scale;
   }
 }
@@ -185,13 +191,14 @@ __device__ __forceinline__ void streams_read(const void* streams, const float* p
 template <int D, int THREADS>
 __device__ __forceinline__ void sublayer_read(const void* streams, const float* parts, const float* scale,
                                               const float* base, const float* norm, float eps, float hc_eps,
-                                              int iterations, void* out, uint8_t* codes, float* scales, float* post,
-                                              float* comb) {
+                                              int iterations, void* out, uint8_t* codes, void* halves,
+                                              float* scales, float* post, float* comb) {
   const int s = blockIdx.y;
   const float* own = parts + s * (D / kColumns) * 25;
   if (blockIdx.x == 0) {
     streams_read<D, 24, THREADS>(static_cast<const uint16_t*>(streams) + s * kStreams * D, own, scale, base, norm, eps, hc_eps,
-                                 static_cast<uint16_t*>(out) + s * D, codes + s * D, scales + s * (D / kActBlock));
+                                 static_cast<uint16_t*>(out) + s * D, codes + s * D, static_cast<uint16_t*>(halves) + s * D,
+                                 scales + s * (D / kActBlock));
   } else {
     streams_mix<D>(own, scale, base, eps, hc_eps, iterations, post + s * kStreams, comb + s * kStreams * kStreams);
   }
@@ -204,7 +211,8 @@ __device__ __forceinline__ void head_read(const void* streams, const float* part
   const int s = blockIdx.y;
   streams_read<D, kStreams, THREADS>(static_cast<const uint16_t*>(streams) + s * kStreams * D,
                                      parts + s * (D / kColumns) * (kStreams + 1), scale, base, norm, eps, hc_eps,
-                                     static_cast<uint16_t*>(out) + s * D, codes + s * D, scales + s * (D / kActBlock));
+                                     static_cast<uint16_t*>(out) + s * D, codes + s * D, nullptr,
+                                     scales + s * (D / kActBlock));
 }
 
 }  // namespace icebox

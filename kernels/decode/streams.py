@@ -72,6 +72,7 @@ def sublayer_read(d: int, s: int, eps: float, hc_eps: float, iterations: int) ->
         norm: T.Tensor((d,), "float32"),
         x: T.Tensor((s, d), "bfloat16"),
         codes: T.Tensor((s, d), "uint8"),
+        halves: T.Tensor((s, d), "float16"),
         scales: T.Tensor((s, d // 128), "float32"),
         post: T.Tensor((s, STREAMS), "float32"),
         comb: T.Tensor((s, STREAMS, STREAMS), "float32"),
@@ -80,7 +81,7 @@ def sublayer_read(d: int, s: int, eps: float, hc_eps: float, iterations: int) ->
             call(
                 "sublayer_read",
                 (d, threads),
-                *(streams, parts, scale, base, norm, eps, hc_eps, iterations, x, codes, scales, post, comb),
+                *(streams, parts, scale, base, norm, eps, hc_eps, iterations, x, codes, halves, scales, post, comb),
             )
 
     return sublayer_read

@@ -35,6 +35,13 @@ __device__ __forceinline__ void mma_bf16(float (&c)[4], uint32_t a0, uint32_t a1
       : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }
 
+__device__ __forceinline__ void mma_f16(float (&c)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0,
+                                        uint32_t b1) {
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+      : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+}
+
 // 2^(e - 127) of a ue8m0 byte; e = 0 is a subnormal float.
 __device__ __forceinline__ float decode_scale(uint32_t e) { return __uint_as_float(e ? e << 23 : 0x400000u); }
 
@@ -169,18 +176,28 @@ __device__ __forceinline__ void bf16_rows(const void* w, int w_stride, const voi
   acc[3] += c[3];
 }
 
-// Four e2m1 codes, one in the low nibble of each byte, as e4m3 bytes of 2^-6 of their value, exact: exponent and
-// mantissa move into e4m3's lowest exponent bits and highest mantissa bit, where zero exponents mean subnormal too.
-__device__ __forceinline__ uint32_t low_nibbles(uint32_t w) { return ((w << 2) & 0x1C1C1C1Cu) | ((w << 4) & 0x80808080u); }
-__device__ __forceinline__ uint32_t high_nibbles(uint32_t w) { return ((w >> 2) & 0x1C1C1C1Cu) | (w & 0x80808080u); }
+// Inputs of FP4 weights are float16, which holds e4m3 codes exactly: the weights become float16 with few operations, and a
+// GPU without FP8 products would convert both. In eight neighbours, input i lies at kPlace(i), so that a word has the inputs
+// of codes i and i + 4, which a mask takes out of a word of codes together.
+__host__ __device__ constexpr int fp4_place(int i) { return i / 8 * 8 + (i % 8 < 4 ? 2 * (i % 8) : 2 * (i % 8 - 4) + 1); }
+
+// Codes I and I + 4 of a word as float16 of 2^-14 of their value, exact: sign to sign, exponent and mantissa to the lowest
+// exponent bits and the highest mantissa bit, where a zero exponent means subnormal in both formats.
+template <int I>
+__device__ __forceinline__ uint32_t fp4_pair(uint32_t w) {
+  const uint32_t sign = I < 3 ? w << (12 - 4 * I) : w;
+  const uint32_t magnitude = I < 3 ? w << (9 - 4 * I) : w >> 3;
+  return (magnitude & 0x0E000E00u) | (sign & 0x80008000u);
+}
 
 // FP4 weights, FP8 activations, TILES times 16 rows. Lane t holds the t-th of four blocks of 32 inputs, each with a scale
 // of its own: column 4 * s + block of the product takes only that block's inputs of token s, so the blocks' sums stay
 // apart. acc[tile][2 * p], acc[tile][2 * p + 1]: this lane's share of rows g and g + 8 of token 2 * p + t / 2, to be summed
-// over t & 1. w: packed codes; scale: ue8m0 [rows, scale_stride], one for 32 inputs; prepare: as above.
+// over t & 1. w: packed codes; scale: ue8m0 [rows, scale_stride], one for 32 inputs; x: float16, in the order of fp4_place;
+// prepare: as above.
 template <int K, int S, int TILES, int UNROLL, typename Prepare>
 __device__ __forceinline__ void fp4_rows(const uint8_t* w, int w_stride, const uint8_t* scale, int scale_stride,
-                                         const uint8_t* x, int x_stride, const float* x_scale, int x_scale_stride,
+                                         const void* x, int x_stride, const float* x_scale, int x_scale_stride,
                                          float (&acc)[TILES][2 * ((S + 1) / 2)], Prepare prepare) {
   constexpr int PAIRS = (S + 1) / 2;
   const Lane lane;
@@ -206,24 +223,24 @@ __device__ __forceinline__ void fp4_rows(const uint8_t* w, int w_stride, const u
 #pragma unroll
       for (int p = 0; p < PAIRS; ++p) {
         const int column = 2 * p + (lane.g >> 2);
-        const uint8_t* at = x + (column < S ? column : 0) * x_stride + (begin + u) * kActBlock + 32 * lane.t;
-        uint4 v0 = make_uint4(0, 0, 0, 0), v1 = v0;
-        if (is_mine) {
-          v0 = load16(at);
-          v1 = load16(at + 16);
-        }
-        const uint32_t v[8] = {v0.x, v0.y, v0.z, v0.w, v1.x, v1.y, v1.z, v1.w};
+        const uint16_t* at = static_cast<const uint16_t*>(x) + (column < S ? column : 0) * x_stride +
+                             (begin + u) * kActBlock + 32 * lane.t;
+        uint4 v[4];
+#pragma unroll
+        for (int i = 0; i < 4; ++i) v[i] = is_mine ? load16(at + 8 * i) : make_uint4(0, 0, 0, 0);
         const int token = 2 * p + (lane.t >> 1);
-        const float s = 64.0f * x_scale[(token < S ? token : 0) * x_scale_stride + begin + u];
+        const float s = 16384.0f * x_scale[(token < S ? token : 0) * x_scale_stride + begin + u];
 #pragma unroll
         for (int tile = 0; tile < TILES; ++tile) {
           const uint4 top = a[u][tile][0], bottom = a[u][tile][1];
           const uint32_t tops[4] = {top.x, top.y, top.z, top.w}, bottoms[4] = {bottom.x, bottom.y, bottom.z, bottom.w};
           float c[4] = {0, 0, 0, 0};
 #pragma unroll
-          for (int i = 0; i < 4; ++i) {  // even inputs lie in low nibbles, odd ones in high nibbles
-            mma_e4m3(c, low_nibbles(tops[i]), low_nibbles(bottoms[i]), high_nibbles(tops[i]), high_nibbles(bottoms[i]),
-                     __byte_perm(v[2 * i], v[2 * i + 1], 0x6420), __byte_perm(v[2 * i], v[2 * i + 1], 0x7531));
+          for (int i = 0; i < 4; ++i) {
+            mma_f16(c, fp4_pair<0>(tops[i]), fp4_pair<0>(bottoms[i]), fp4_pair<1>(tops[i]), fp4_pair<1>(bottoms[i]), v[i].x,
+                    v[i].y);
+            mma_f16(c, fp4_pair<2>(tops[i]), fp4_pair<2>(bottoms[i]), fp4_pair<3>(tops[i]), fp4_pair<3>(bottoms[i]), v[i].z,
+                    v[i].w);
           }
           const uint32_t s_top = scales[u][tile][0], s_bottom = scales[u][tile][1];
           acc[tile][2 * p] += (c[0] * decode_scale(s_top & 0xFF) + c[1] * decode_scale(s_top >> 8)) * s;

@@ -106,7 +106,7 @@ def attend(
 def route(
     logits: torch.Tensor, bias: torch.Tensor | None, hashed: torch.Tensor | None, topk: int, scaling: float
 ) -> torch.Tensor:
-    """Routing weights float32 [s, experts], 0 for those not chosen: by logits [s, experts] + bias or by `hashed` ids."""
+    """Routing weights float32 [s, experts], 0 for those not chosen by logits [s, experts] + bias or by `hashed` ids."""
     scores = F.softplus(logits).sqrt()
     ids = hashed if hashed is not None else route_by_score(scores, bias, topk)
     return torch.zeros_like(scores).scatter_(-1, ids, topk_weights(scores, ids, scaling))

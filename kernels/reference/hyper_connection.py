@@ -27,7 +27,7 @@ def hc_split_sinkhorn(
     Returns pre [m, n] (sigmoid + eps), post [m, n] (2 * sigmoid) and comb [m, n, n]: softmax rows, then `iterations`
     column normalisations with a row normalisation between each two.
     """
-    split = _split_one if len(mixes) == 1 and n == 4 else _split
+    split = _split_one if len(mixes) == 1 and n == 4 and not mixes.is_cuda else _split
     return split(mixes, scale, base, n, iterations, eps)
 
 

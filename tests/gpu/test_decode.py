@@ -1,9 +1,9 @@
-"""Decoding by fused kernels and graphs: as the model's own forward, the same with and without a graph, through waits."""
+"""Decoding by fused kernels and graphs: near the model's own forward, the same without a graph, through waits."""
 
 from __future__ import annotations
 
+import itertools
 import random
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -64,8 +64,8 @@ class Setup:
 
 
 @pytest.fixture(scope="module")
-def demo() -> Iterator[Setup]:
-    yield Setup(DEMO)
+def demo() -> Setup:
+    return Setup(DEMO)
 
 
 @pytest.fixture(scope="module")
@@ -126,7 +126,8 @@ def test_missing_experts_are_waited_for_and_change_no_bit(demo: Setup) -> None:
     expected, _ = demo.decode(demo.graphs, [prompt], 100)
     rng, table = random.Random(3), demo.experts.control.slot_table
     demo.experts.asked.clear()
-    keys = [(l, e) for l in range(demo.config.num_hidden_layers) for e in range(demo.config.n_routed_experts)]
+    layers, experts = range(demo.config.num_hidden_layers), range(demo.config.n_routed_experts)
+    keys = list(itertools.product(layers, experts))
     clock = demo.experts.control.worker_clock
     logits = demo.prefill(prompt, demo.states[0]).clone()
     demo.experts.forget(rng.sample(keys, len(keys) // 2))

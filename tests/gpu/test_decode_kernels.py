@@ -9,6 +9,7 @@ from helpers.decode import (
     close,
     fp4_record,
     fp8_weight,
+    in_fp4_order,
     poisoned,
     quantised,
     record_offsets,
@@ -104,10 +105,11 @@ def test_streams(d: int, s: int) -> None:
     sizes = {"d": d, "s": s, "eps": 1e-6, "hc_eps": 1e-6}
     x, codes, scales = poisoned(s, d, dtype=torch.bfloat16), poisoned(s, d, dtype=torch.uint8), poisoned(s, d // 128)
     post, comb = poisoned(s, 4), poisoned(s, 4, 4)
+    halves = poisoned(s, d, dtype=torch.float16)
 
     def read(now: twin.Mixing) -> None:
         kernel = sublayer_read(**sizes, iterations=20)
-        kernel(streams, parts, now.scale, now.base, norm, x, codes, scales, post, comb)
+        kernel(streams, parts, now.scale, now.base, norm, x, codes, halves, scales, post, comb)
         expected = twin.sublayer_read(streams, now, norm, 1e-6, 1e-6, 20)
         assert (post - expected.post).abs().max() < 1e-5
         assert (comb - expected.comb).abs().max() < 1e-5
@@ -115,6 +117,7 @@ def test_streams(d: int, s: int) -> None:
         own = quantised(x)
         assert torch.equal(codes, own[0])
         assert torch.equal(scales, own[1])
+        assert torch.equal(halves, in_fp4_order(codes))
 
     read(first)
     streams.copy_(torch.randn(s, 4, d, device=CUDA).bfloat16())
@@ -247,7 +250,7 @@ def test_expert_half(d: int, width: int, topk: int, experts: int, s: int) -> Non
     outputs = poisoned(positions, s, d, dtype=torch.bfloat16)
     sizes = {"d": d, "width": width, "topk": topk, "limit": 10.0, "s": s}
     experts_up(**sizes, stride=stride, rows_per_scale=16)(
-        y, w2, w2_scale, codes, scales, pool, routing, table[2], abort, waited, shared, hidden
+        y, w2, w2_scale, in_fp4_order(codes), scales, pool, routing, table[2], abort, waited, shared, hidden
     )
     experts_down(**sizes)(hidden, pool, routing, outputs)
     from kernels.reference import swiglu

@@ -36,6 +36,12 @@ def quantised(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return codes.view(torch.uint8).to(CUDA), scales.float().to(CUDA)
 
 
+def in_fp4_order(codes: torch.Tensor) -> torch.Tensor:
+    """What `fp4_rows` reads: float16 [s, k], in eight neighbours inputs i and i + 4 beside each other."""
+    values = codes.view(torch.float8_e4m3fn).half()
+    return values.view(len(codes), -1, 2, 4).transpose(2, 3).reshape(len(codes), -1).contiguous()
+
+
 def record_offsets(d: int, width: int) -> list[int]:
     sizes = [width * d // 2, width * d // 32] * 3
     return [sum(sizes[:i]) for i in range(7)]

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
+import numpy as np
 import torch
 
 from shared.checkpoint.config import ModelConfig
@@ -46,9 +47,8 @@ class ResidentExperts:
     def remember_all(self) -> None:
         """Everything is resident again; expert e of layer l in slot l * experts + e."""
         self.pool.copy_(self._host)
-        self.control.slot_table[:] = (
-            torch.arange(self.control.slot_table.size).view(self.control.slot_table.shape).numpy()
-        )
+        table = self.control.slot_table
+        table[:] = np.arange(table.size).reshape(table.shape)
 
     def forget(self, keys: Sequence[tuple[int, int]]) -> None:
         for layer, expert in keys:

@@ -1,1 +1,1 @@
-"""Decoding on a GPU: a step as one sequence of fused kernels, captured as a CUDA graph, that waits for experts itself."""
+"""Decoding on a GPU: a step is one sequence of fused kernels, captured as a graph, that waits for experts itself."""

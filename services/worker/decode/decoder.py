@@ -71,7 +71,7 @@ class Decoder:
             LayerWeights.of(layer, config, config.compress_ratios[number]) for number, layer in enumerate(model.layers)
         ]
         self._opened: _Opened | None = None
-        self._stream = torch.cuda.Stream(model.device)
+        self._stream = torch.cuda.Stream(model.device)  # type: ignore[no-untyped-call]
 
     @property
     def is_open(self) -> bool:
@@ -171,7 +171,7 @@ class Decoder:
                 state.position += 1
             self.counters.graph_steps += 1
         self._run(capture.draw, capture.step.draw)
-        event = torch.cuda.Event()
+        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
         event.record()
         return event
 
@@ -200,7 +200,7 @@ class Decoder:
     def _wait(self, event: torch.cuda.Event) -> None:
         """Until the step is done, whose tickets are served meanwhile."""
         assert self._opened is not None
-        while not event.query():
+        while not event.query():  # type: ignore[no-untyped-call]
             self._opened.tickets.serve()
 
     @contextmanager
@@ -228,7 +228,7 @@ class Decoder:
             self.counters.graph_wait_seconds += int(self._buffers.own[2]) * 1e-9
 
     def _drain(self) -> None:
-        event = torch.cuda.Event()
+        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
         event.record()
         self._wait(event)
 

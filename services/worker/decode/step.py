@@ -1,7 +1,7 @@
 """One decode step of a few sequences as a sequence of kernel launches, with every number that changes on the device.
 
-Positions, tokens, ring and group indices, look-ups and the next token are the kernels' own business, so the same launches
-serve every step, and a graph can replay them. What depends on the length of the context is its `Extent`.
+Positions, tokens, ring and group indices, look-ups and the next token are the kernels' own business, so the same
+launches serve every step, and a graph can replay them. What depends on the length of the context is its `Extent`.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ from services.worker.decode.control import Control
 from services.worker.decode.weights import Fp8, LayerWeights
 from services.worker.device_memory import host_view
 from services.worker.model import LayerState, Model, SequenceState
+from services.worker.model.hyper import HyperConnection
 from services.worker.sampler import SamplingParams
 from shared.checkpoint.config import ModelConfig
 
@@ -102,6 +103,7 @@ class Buffers:
         self.parts = floats(s, d // COLUMNS, LAYER_MIXES + 1)
         self.head_parts = floats(s, d // COLUMNS, STREAMS + 1)
         self.x, self.codes, self.scales = halves(s, d), whole(s, d, dtype=torch.uint8), floats(s, d // 128)
+        self.halves = torch.zeros(s, d, dtype=torch.float16, device=device)
         self.post, self.comb = floats(s, STREAMS), floats(s, STREAMS, STREAMS)
         q = c.q_lora_rank
         self.q_codes, self.q_scales = whole(s, q, dtype=torch.uint8), floats(s, q // 128)
@@ -172,13 +174,13 @@ class DecodeStep:
         kernel = streams_start(d=c.hidden_size, s=b.s, vocab=c.vocab_size)
         return lambda: kernel(b.tokens, model.embedding, b.streams, first.hc_attn.fn, b.parts)
 
-    def _read(self, mixing: object, norm: torch.Tensor) -> Launch:
+    def _read(self, mixing: HyperConnection, norm: torch.Tensor) -> Launch:
         c, b = self._config, self._buffers
         kernel = sublayer_read(
             d=c.hidden_size, s=b.s, eps=c.rms_norm_eps, hc_eps=c.hc_eps, iterations=c.hc_sinkhorn_iters
         )
-        scale, base = mixing.scale, mixing.base  # type: ignore[attr-defined]
-        return lambda: kernel(b.streams, b.parts, scale, base, norm, b.x, b.codes, b.scales, b.post, b.comb)
+        scale, base = mixing.scale, mixing.base
+        return lambda: kernel(b.streams, b.parts, scale, base, norm, b.x, b.codes, b.halves, b.scales, b.post, b.comb)
 
     def _fused(
         self, w8: Fp8 | None, w16: torch.Tensor | None, inputs: tuple[torch.Tensor, ...], y: torch.Tensor
@@ -204,9 +206,16 @@ class DecodeStep:
         wq_b = w.wq_b if chooses else w.wq_b.head(own)
         q = torch.zeros(b.s, len(wq_b.codes), device=device)
         inputs = attention_inputs(
-            q=c.q_lora_rank, d=c.head_dim, rope=c.qk_rope_head_dim, ratio=ratio, index_d=c.index_head_dim,
-            index_heads=c.index_n_heads, window=window, s=b.s, eps=eps,
-        )  # fmt: skip
+            q=c.q_lora_rank,
+            d=c.head_dim,
+            rope=c.qk_rope_head_dim,
+            ratio=ratio,
+            index_d=c.index_head_dim,
+            index_heads=c.index_n_heads,
+            window=window,
+            s=b.s,
+            eps=eps,
+        )
         sizes = {"heads": heads, "d": c.head_dim, "rope": c.qk_rope_head_dim, "chunks": chunks, "s": b.s}
         attend = attend_chunks(**sizes, q_stride=q.shape[1], window=window, ratio=ratio, topk=c.index_topk, eps=eps)
         combine = attend_combine(**sizes)
@@ -243,9 +252,15 @@ class DecodeStep:
         own = c.num_attention_heads * c.head_dim
         blocks = -(-self._extent.num_entries(4) // ENTRIES)
         score = index_scores(
-            heads=c.index_n_heads, d=c.index_head_dim, rope=c.qk_rope_head_dim, q_stride=q.shape[1],
-            w_stride=projected.shape[1], topk=c.index_topk, blocks=blocks, s=b.s,
-        )  # fmt: skip
+            heads=c.index_n_heads,
+            d=c.index_head_dim,
+            rope=c.qk_rope_head_dim,
+            q_stride=q.shape[1],
+            w_stride=projected.shape[1],
+            topk=c.index_topk,
+            blocks=blocks,
+            s=b.s,
+        )
         best = index_topk(topk=c.index_topk, s=b.s)
         weights = projected[:, projected.shape[1] - c.index_n_heads :]
         entries = state.index_keys.shape[1]
@@ -261,9 +276,15 @@ class DecodeStep:
         offset = len(w.shared_w1_w3.codes)
         products = torch.zeros(b.s, offset + len(w.gate), device=b.x.device)
         choose = route(
-            experts=c.n_routed_experts, topk=topk, stride=products.shape[1], offset=offset,
-            hashed=c.is_hash_layer(number), scaling=c.routed_scaling_factor, s=b.s, vocab=len(w.tid2eid),
-        )  # fmt: skip
+            experts=c.n_routed_experts,
+            topk=topk,
+            stride=products.shape[1],
+            offset=offset,
+            hashed=c.is_hash_layer(number),
+            scaling=c.routed_scaling_factor,
+            s=b.s,
+            vocab=len(w.tid2eid),
+        )
         sizes = {"d": d, "width": width, "topk": topk, "limit": c.swiglu_limit, "s": b.s}
         up = experts_up(**sizes, stride=products.shape[1], rows_per_scale=w.shared_w2.rows_per_scale)
         down = experts_down(**sizes)
@@ -288,11 +309,11 @@ class DecodeStep:
                 b.own,
                 b.waited,
                 b.routing,
-            ),  # fmt: skip
+            ),
             lambda: up(
                 products,
                 *shared,
-                b.codes,
+                b.halves,
                 b.scales,
                 self._pool,
                 b.routing,
@@ -301,7 +322,7 @@ class DecodeStep:
                 b.waited,
                 b.shared,
                 b.hidden,
-            ),  # fmt: skip
+            ),
             lambda: down(b.hidden, self._pool, b.routing, b.outputs),
             lambda: write(
                 b.routing, b.outputs, b.shared, control.clock, b.own, b.streams, b.post, b.comb, next_fn, parts

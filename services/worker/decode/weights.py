@@ -1,4 +1,4 @@
-"""A layer's weights in the words of the decode kernels: views of what the model holds, nothing copied but small pads."""
+"""A layer's weights in the words of the decode kernels: views of what the model holds, small pads apart."""
 
 from __future__ import annotations
 
