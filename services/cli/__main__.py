@@ -13,8 +13,11 @@ import typer
 
 from shared.errors import ErrorCode, ExitCode, IceboxError, ServiceError
 
-# Each is a function of the same name in services.cli.<name>; shown in this order.
-COMMANDS = ("up", "wait", "chat", "status", "monitor", "logits", "synth", "verify", "pack", "plan", "doctor", "eval")
+# Each is a function, or a group of commands, of the same name in services.cli.<name>; shown in this order.
+COMMANDS = (
+    *("up", "wait", "chat", "status", "monitor", "logits", "synth", "verify", "pack", "plan", "doctor", "eval"),
+    "bench",
+)
 # Programs of their own behind a subcommand: every option is theirs, --help included.
 PASSED_ON = ("logits", "eval")
 _ANYTHING = {"ignore_unknown_options": True, "allow_extra_args": True}
@@ -36,6 +39,9 @@ def build(names: Iterable[str]) -> typer.Typer:
     app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, callback=_icebox)
     for name in names:
         function = getattr(importlib.import_module(f"services.cli.{name}"), name)
+        if isinstance(function, typer.Typer):
+            app.add_typer(function, name=name)
+            continue
         passed_on = name in PASSED_ON
         app.command(name, context_settings=_ANYTHING if passed_on else None, add_help_option=not passed_on)(function)
     return app
