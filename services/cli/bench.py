@@ -1,4 +1,4 @@
-"""`icebox bench decode`: how fast a deployment decodes with a cold and a warm cache, and how far from the floor that is.
+"""`icebox bench decode`: how fast a deployment decodes with a cold and a warm cache, and how far from the floor it is.
 
 Measures from outside, as a client: tokens by their arrival, all else by the services' counters.
 """
@@ -28,13 +28,13 @@ from shared.planning.machine import probe
 from shared.planning.plan import make_plan, resolve_cache_bytes
 from shared.protocol.messages import Generate
 
-bench = typer.Typer(no_args_is_help=True, help="Measure this machine with real services.")
+bench = typer.Typer(no_args_is_help=True)
 PHASES = ("cold", "warm")
 
 
 @bench.callback()
 def _bench() -> None:
-    """Measure a deployment with real services."""
+    """Measure a deployment with services of its own."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,74 @@
+"""Decoding on a slice of the published model: 8 layers of full width with 256 experts each, random weights.
+
+    python -m benchmarks.full_width DIR [--tokens N] [--plot OUT.png]
+
+Makes the slice in DIR (31 GB; Zipf-skewed routing) unless it is there, measures the GPU's ceiling for reads, and runs
+`icebox bench decode` with all and with 60 % of the experts in the pool. Tokens are sampled at temperature 1: greedy
+decoding of random weights soon repeats itself. After 1,000 tokens a pool that holds all experts has read nearly all.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+
+from benchmarks.kernels_decode import ceiling
+from benchmarks.report import save
+from shared.checkpoint.index import INDEX_NAME
+from shared.checkpoint.synth import SynthOptions, synthesise
+
+ROOT = Path(__file__).resolve().parents[1]
+SLICE = SynthOptions(width="full", layers=8, experts=256)
+FRACTIONS = (1.0, 0.6)
+CONFIG = """
+[run]
+name = "full-width"
+[model]
+path = {path}
+max_context = 8192
+[reader]
+threads = 8
+[worker]
+device = "cuda"
+prefill_chunk = 4096
+"""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("directory", type=Path)
+    parser.add_argument("--tokens", type=int, default=1000, help="of each phase")
+    parser.add_argument("--plot", type=Path, help="a PNG file of step times")
+    args = parser.parse_args()
+    # The index is written last: without it a checkpoint is not there, or not whole.
+    if not (args.directory / INDEX_NAME).exists():
+        started = time.monotonic()
+        report = synthesise(args.directory, SLICE)
+        print(f"{report.nbytes / 1e9:.1f} GB written in {time.monotonic() - started:.0f} s", flush=True)
+    bytes_per_s = ceiling()
+    torch.cuda.empty_cache()
+    with tempfile.TemporaryDirectory() as name:
+        config, out = Path(name) / "icebox.toml", Path(name) / "out.json"
+        config.write_text(CONFIG.format(path=json.dumps(str(args.directory.resolve()))), encoding="utf-8")
+        command = [sys.executable, "-m", "services.cli", "bench", "decode", str(config), "--json", str(out)]
+        command += ["--tokens", str(args.tokens), "--prompt", "4096", "--temperature", "1"]
+        command += ["--ceiling", str(bytes_per_s / 1e12)]
+        command += [f"--cache={fraction}" for fraction in FRACTIONS]
+        command += ["--plot", str(args.plot.resolve())] if args.plot else []
+        subprocess.run(command, cwd=ROOT, check=True)
+        figures = json.loads(out.read_text(encoding="utf-8"))
+    for run in figures["runs"]:
+        for phase in run["phases"]:
+            del phase["steps_ms"]  # thousands; the percentiles tell
+    print(save("full_width", figures))
+
+
+if __name__ == "__main__":
+    main()
