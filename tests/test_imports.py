@@ -17,7 +17,7 @@ SERVICES = ("cli", "expertd", "front", "monitor", "worker")
 THIRD_PARTY = {
     "kernels": {"torch", "tilelang", "tvm"},
     "shared": {"cuda", "msgpack", "numpy", "zmq"},
-    "services.cli": {"markdown_it", "prompt_toolkit", "rich", "typer"},
+    "services.cli": {"markdown_it", "matplotlib", "prompt_toolkit", "rich", "typer"},
     "services.expertd": {"numpy"},
     "services.front": {"jsonschema_rs", "prometheus_client", "starlette", "tokenizers", "uvicorn", "uvloop"},
     "services.monitor": {"rich"},

@@ -54,7 +54,8 @@ def decode(
     cache: Annotated[
         list[float] | None,
         typer.Option(
-            help="Pool size as a part of all experts, above 0, at most 1; may be repeated.", show_default="cache.bytes"
+            help="Pool size as a part of the backbone's experts, at most 1; may be repeated.",
+            show_default="cache.bytes",
         ),
     ] = None,
     prompt: Annotated[int, typer.Option(min=1, help="Tokens of the prompt by which prefill is measured.")] = 512,
@@ -92,13 +93,17 @@ def decode(
 
 
 def pool_bytes(part: float, model: ModelConfig) -> int:
-    """The pool for this part of all experts. Raises ConfigError if it cannot be one, naming the least that can."""
-    experts = model.num_moe_layers * model.n_routed_experts
-    slots = math.ceil(part * experts)
-    least = least_slots(model)
-    if not least <= slots <= experts:
-        raise ConfigError(f"--cache {part:g}: must be {math.ceil(1000 * least / experts) / 1000:g} to 1 for this model")
-    return slots * RecordLayout.of(model).slot_bytes
+    """The pool for this part of the backbone's experts, in bytes. Raises ConfigError naming the parts that can be."""
+    experts = backbone_experts(model)
+    least = math.ceil(1000 * least_slots(model) / experts) / 1000
+    if not least <= part <= 1:
+        raise ConfigError(f"--cache {part:g}: must be {least:g} to 1 for this model")
+    return math.ceil(part * experts) * RecordLayout.of(model).slot_bytes
+
+
+def backbone_experts(model: ModelConfig) -> int:
+    """How many there are for decoding to use; those of the extra blocks are not among them."""
+    return model.num_hidden_layers * model.n_routed_experts
 
 
 def _check(config: Config, load: Load) -> None:
@@ -139,7 +144,7 @@ def _run(config: Config, cache_bytes: int, model: ModelConfig, load: Load, timeo
         start_s = time.monotonic() - started
         phases = []
         counters = services.counters()
-        slots, experts = int(counters["slots_total"]), int(counters["moe_layers"] * counters["experts"])
+        slots, experts = int(counters["slots_total"]), backbone_experts(model)
         for name in PHASES:
             ids, times = services.generate(ask(1, load.tokens))
             before, counters = counters, services.counters()

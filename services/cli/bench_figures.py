@@ -20,7 +20,7 @@ Row = tuple[str, list[str]]
 
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """Times between tokens in milliseconds; shares from 0 to 1; `..._per_step` are means over the worker's steps.
+    """Times between tokens in milliseconds; shares from 0 to 1; `..._per_step` are means over forward steps.
 
     `wait_share` is the part of the time that computing stood still for experts. On a GPU that decodes with a graph
     `gpu_busy_share` is the rest of it: an upper bound, for gaps between kernels count as busy. What only a graph has is
@@ -61,7 +61,10 @@ class Floor:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One pool size. `start_s` from the processes' start to READY; `prefill_tokens` of one prompt, pool warm."""
+    """One pool size. `experts` are the backbone's; `start_s` is from the processes' start to READY.
+
+    Prefill is of one prompt of `prefill_tokens`, with a warm pool.
+    """
 
     slots: int
     experts: int
@@ -72,7 +75,7 @@ class Run:
 
     @property
     def cached(self) -> float:
-        return self.slots / self.experts
+        return min(1.0, self.slots / self.experts)
 
 
 def phase(name: str, ids: Sequence[int], times: Sequence[float], before: Counters, after: Counters) -> Phase:
@@ -83,7 +86,8 @@ def phase(name: str, ids: Sequence[int], times: Sequence[float], before: Counter
 
     elapsed = times[-1] - times[0]
     steps_ms = tuple(1000 * (later - earlier) for earlier, later in itertools.pairwise(times))
-    steps, uses = gained("steps"), gained("uses")
+    # One forward for the prompt's only token, then one for every token but the last, which only leaves.
+    steps, uses = len(ids), gained("uses")
     has_graph = "graph_steps" in after
     if has_graph:
         waiting = gained("graph_wait_seconds") / elapsed
@@ -125,7 +129,7 @@ def floor_of(cost: StepCost, ceiling: float, ceiling_from: str) -> Floor | None:
 
 def phases_table(run: Run, floor: Floor | None) -> Table:
     """One pool size, its phases side by side."""
-    title = f"Pool of {run.cached:.0%} of the experts ({run.slots:,} of {run.experts:,})"
+    title = f"Pool of {run.slots:,} slots for {run.experts:,} experts ({run.cached:.0%})"
     names = [f"{each.name}, {each.tokens} tokens" for each in run.phases]
     return _table(title, ["", *names], _rows(run.phases, floor))
 
