@@ -24,7 +24,7 @@ from shared.checkpoint.config import ModelConfig
 from shared.checkpoint.records import RecordLayout, least_slots
 from shared.config import Config, gpu_ordinal, load_config
 from shared.errors import ConfigError
-from shared.planning.machine import probe
+from shared.planning.machine import Machine, probe
 from shared.planning.plan import make_plan, resolve_cache_bytes
 from shared.protocol.messages import Generate
 
@@ -72,11 +72,12 @@ def decode(
     settings = load_config(config)
     model = ModelConfig.from_dir(settings.model.path)
     load = Load(tokens, prompt, seed, temperature)
-    _check(settings, load)
+    _check(settings, load, [path for path in (json_out, plot) if path])
     if plot:
         check_plots()
     sizes = [pool_bytes(part, model) for part in cache] if cache else [resolve_cache_bytes(settings, model)]
-    floor = _floor(settings, model, ceiling)
+    machine = probe(settings.model.path, speeds=False, gpu=gpu_ordinal(settings.worker.device))
+    floor = _floor(settings, model, machine, ceiling)
     console = Console(soft_wrap=True, highlight=False)
     runs = []
     for size in sizes:
@@ -87,7 +88,7 @@ def decode(
         console.print(fractions_table(runs, floor))
     console.print(_floor_line(floor))
     if json_out:
-        json_out.write_text(json.dumps(report(settings, load, floor, runs), indent=2) + "\n", encoding="utf-8")
+        json_out.write_text(json.dumps(report(settings, machine, load, floor, runs), indent=2) + "\n", encoding="utf-8")
     if plot:
         draw(plot, runs, floor)
 
@@ -106,7 +107,11 @@ def backbone_experts(model: ModelConfig) -> int:
     return model.num_hidden_layers * model.n_routed_experts
 
 
-def _check(config: Config, load: Load) -> None:
+def _check(config: Config, load: Load, outputs: Sequence[Path]) -> None:
+    """Raises ConfigError for what would fail only after minutes of measuring."""
+    for path in outputs:
+        if path.is_dir() or not path.absolute().parent.is_dir():
+            raise ConfigError(f"{path}: cannot be written; name a file in a directory that exists")
     longest = max(load.tokens + 1, load.prompt_tokens + 1)
     if longest > config.model.max_context:
         raise ConfigError(
@@ -115,8 +120,7 @@ def _check(config: Config, load: Load) -> None:
         )
 
 
-def _floor(config: Config, model: ModelConfig, ceiling_tb_s: float | None) -> Floor | None:
-    machine = probe(config.model.path, speeds=False, gpu=gpu_ordinal(config.worker.device))
+def _floor(config: Config, model: ModelConfig, machine: Machine, ceiling_tb_s: float | None) -> Floor | None:
     cost = make_plan(config, model, machine).cost
     if ceiling_tb_s:
         return floor_of(cost, ceiling_tb_s * 1e12, "--ceiling")
@@ -154,9 +158,11 @@ def _run(config: Config, cache_bytes: int, model: ModelConfig, load: Load, timeo
         return Run(slots, experts, start_s, tuple(phases), load.prompt_tokens, load.prompt_tokens / seconds)
 
 
-def report(config: Config, load: Load, floor: Floor | None, runs: Sequence[Run]) -> dict[str, Any]:
+def report(config: Config, machine: Machine, load: Load, floor: Floor | None, runs: Sequence[Run]) -> dict[str, Any]:
     """Everything that was measured, for programs."""
     return {
+        "cpus": machine.cpus,
+        "gpu": machine.gpu.name if machine.gpu else None,
         "checkpoint": config.model.path.name,
         "device": config.worker.device,
         "load": asdict(load),

@@ -118,7 +118,8 @@ def _wait_ready(config: Config, processes: Mapping[str, subprocess.Popen[bytes]]
                 if process.poll() is not None:
                     end = _log_end(config.source.parent, name)
                     raise PeerLost(f"{name} ended with exit code {process.returncode} before it was ready:\n{end}")
-            pongs = {name: ping(config, name, PING_S) for name in SERVICES}
+            # Its process lives: one that does not answer is busy, with a compiler perhaps, and what it was before.
+            pongs = {name: ping(config, name, PING_S) or watch.seen.get(name) for name in SERVICES}
             changed = watch.look(pongs, time.monotonic())
             show([pong for pong in pongs.values() if pong], changed)
             if not watch.all_ready:

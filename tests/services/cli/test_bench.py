@@ -160,6 +160,13 @@ def test_a_load_that_the_context_cannot_hold(capsys: pytest.CaptureFixture[str])
     assert "model.max_context = 4096 is too little for 4097 tokens" in err
 
 
+def test_results_that_could_not_be_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for option, path in (("--json", tmp_path / "none" / "out.json"), ("--plot", tmp_path)):
+        code, _, err = icebox(capsys, "bench", "decode", DEMO, option, path)
+        assert code == ExitCode.CONFIG
+        assert f"{path}: cannot be written" in err
+
+
 @pytest.mark.system
 def test_the_demo(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "out.json"
