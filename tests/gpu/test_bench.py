@@ -1,0 +1,28 @@
+"""What `icebox bench decode` knows only of a GPU: launches, and the graph's own waits."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from helpers.commands import icebox
+from helpers.services import ROOT, write_config
+
+pytestmark = pytest.mark.timeout(600)  # compilers, where nothing is compiled yet
+
+
+def test_the_graph_is_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    demo = ROOT / "demo" / "checkpoint"
+    config = write_config(tmp_path / "icebox.toml", demo, worker={"device": "cuda"}, model={"max_context": 512})
+    out = tmp_path / "out.json"
+    options = ["--tokens", 100, "--prompt", 64, "--cache", 0.4, "--temperature", 1, "--ceiling", 4, "--json", out]
+    code, text, _ = icebox(capsys, "bench", "decode", config, *options)
+    assert code == 0
+    assert "GPU busy" in text
+    (run,) = json.loads(out.read_text())["runs"]
+    for phase in run["phases"]:
+        assert phase["launches_per_step"] > 0
+        assert 0 < phase["wait_share"] < 1
+        assert phase["gpu_busy_share"] == pytest.approx(1 - phase["wait_share"])
+        assert phase["misses_per_step"] > 0
