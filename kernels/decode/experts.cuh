@@ -157,16 +157,21 @@ __device__ __forceinline__ int find_slot(Routing<POSITIONS, S>* routing, int pla
   return found;
 }
 
-// The gated activation of input i of K: gates at 0.., ups at `half`...
-__device__ __forceinline__ float gated(float gate, float up, float limit) {
+// The gated activation of four inputs, weighted and rounded to bf16.
+__device__ __forceinline__ float gated(float gate, float up, float limit, float weight) {
   gate = fminf(gate, limit);
-  return gate / (1.0f + expf(-gate)) * fminf(fmaxf(up, -limit), limit);
+  return bf16_round(gate / (1.0f + expf(-gate)) * fminf(fmaxf(up, -limit), limit) * weight);
+}
+
+__device__ __forceinline__ float4 gated(float4 gate, float4 up, float limit, float weight) {
+  return make_float4(gated(gate.x, up.x, limit, weight), gated(gate.y, up.y, limit, weight),
+                     gated(gate.z, up.z, limit, weight), gated(gate.w, up.w, limit, weight));
 }
 
 // Gate and up rows of every routed expert, and the shared expert's down rows, which come first and wait for nobody.
 // Blocks: D / 16 of the shared expert, then POSITIONS times 2 * W / 16. y: float [S, stride], the shared expert's gate and
 // up products first; shared: bf16 [S, D]; hidden: bf16 [POSITIONS, S, 2 * W].
-template <int D, int W, int S, int POSITIONS, int WARPS, int ROWS_PER_SCALE>
+template <int D, int W, int S, int POSITIONS, int WARPS, int AHEAD, int ROWS_PER_SCALE>
 __device__ __forceinline__ void experts_up(const float* y, int stride, const uint8_t* shared_w2,
                                            const uint8_t* shared_scale, float limit, const void* halves,
                                            const float* scales, const uint8_t* pool, int64_t slot_bytes, int w1,
@@ -185,7 +190,8 @@ __device__ __forceinline__ void experts_up(const float* y, int stride, const uin
                                               shared_scale + first / ROWS_PER_SCALE * (W / kActBlock) + k / kActBlock,
                                               inputs[warp].codes[0], KW, inputs[warp].scales[0], KW / kActBlock, acc, [&] {
       quantise(inputs[warp], [&](int token, int i) {
-        return bf16_round(gated(y[token * stride + k + i], y[token * stride + W + k + i], limit));
+        const float4* at = reinterpret_cast<const float4*>(y + token * stride + k + i);
+        return gated(at[0], at[W / 4], limit, 1.0f);
       });
     });
     keep<S>(partials[warp], acc);
@@ -206,7 +212,7 @@ __device__ __forceinline__ void experts_up(const float* y, int stride, const uin
   const int first = (is_gate ? tile : tile - TILES / 2) * 16;
   const uint8_t* record = pool + slot * slot_bytes;
   float acc[1][SUMS] = {};
-  fp4_rows<KW, S, 1, unroll(KW / kActBlock, 4)>(
+  fp4_rows<KW, S, 1, unroll(KW / kActBlock, AHEAD)>(
       record + (is_gate ? w1 : w3) + int64_t(first) * (D / 2) + k / 2, D / 2,
       record + (is_gate ? w1_scale : w3_scale) + first * (D / 32) + k / 32, D / 32,
       static_cast<const uint16_t*>(halves) + k, D, scales + k / kActBlock,
@@ -221,7 +227,7 @@ __device__ __forceinline__ void experts_up(const float* y, int stride, const uin
 
 // Down rows of every routed expert, on activations that carry the routing weight; what a block makes of them serves TILES
 // times 16 rows. Block (D / 16 / TILES, place). out: bf16 [POSITIONS, S, D].
-template <int D, int W, int S, int POSITIONS, int TILES, int WARPS>
+template <int D, int W, int S, int POSITIONS, int TILES, int WARPS, int AHEAD>
 __device__ __forceinline__ void experts_down(const void* hidden, float limit, const uint8_t* pool, int64_t slot_bytes,
                                              int w2, int w2_scale, const int* decisions, void* out) {
   constexpr int KW = W / WARPS, SUMS = 2 * ((S + 1) / 2);
@@ -234,12 +240,12 @@ __device__ __forceinline__ void experts_down(const void* hidden, float limit, co
   const __nv_bfloat16* from = static_cast<const __nv_bfloat16*>(hidden) + int64_t(position) * S * 2 * W + k;
   const uint8_t* record = pool + slot * slot_bytes;
   float acc[TILES][SUMS] = {};
-  fp4_rows<KW, S, TILES, unroll(KW / kActBlock, 4 / TILES)>(
+  fp4_rows<KW, S, TILES, unroll(KW / kActBlock, AHEAD)>(
       record + w2 + int64_t(first) * (W / 2) + k / 2, W / 2, record + w2_scale + first * (W / 32) + k / 32, W / 32,
       inputs[warp].codes[0], KW, inputs[warp].scales[0], KW / kActBlock, acc, [&] {
         quantise(inputs[warp], [&](int token, int i) {
-          const float gate = __bfloat162float(from[token * 2 * W + i]), up = __bfloat162float(from[token * 2 * W + W + i]);
-          return bf16_round(gated(gate, up, limit) * routing->weights[position][token]);
+          const __nv_bfloat16* at = from + token * 2 * W + i;
+          return gated(load_bf16x4(at), load_bf16x4(at + W), limit, routing->weights[position][token]);
         });
       });
 #pragma unroll

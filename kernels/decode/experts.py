@@ -16,6 +16,11 @@ OWN_WORDS = 3
 """What the GPU itself keeps, int64: the clock, the number of tickets, nanoseconds waited for experts."""
 
 
+# Shapes of blocks, the fastest on an H200: warps that share the inputs, tiles of 16 rows, and blocks of 128 inputs whose
+# weights are loaded ahead.
+UP_WARPS, UP_AHEAD = 4, 4
+DOWN_WARPS, DOWN_TILES, DOWN_AHEAD = 8, 2, 2
+
 _PUBLISHED = {"experts": 256, "topk": 6, "stride": 4352, "offset": 4096, "scaling": 1.5, "s": 1}
 
 
@@ -76,7 +81,7 @@ def route(experts: int, topk: int, stride: int, offset: int, hashed: bool, scali
 )
 def experts_up(d: int, width: int, stride: int, topk: int, limit: float, s: int, rows_per_scale: int) -> Any:
     """Gate and up products of the routed experts, waiting for those on their way; and the shared expert's output."""
-    warps = min(num_warps(d, 4), num_warps(width, 4))
+    warps = min(num_warps(d, UP_WARPS), num_warps(width, UP_WARPS))
     positions, half, scales_half = topk * s, width * d // 2, width * d // 32
     slots, slot_bytes, experts = T.dynamic("slots"), T.dynamic("slot_bytes"), T.dynamic("experts")
 
@@ -98,7 +103,7 @@ def experts_up(d: int, width: int, stride: int, topk: int, limit: float, s: int,
         with T.Kernel(d // 16 + positions * (2 * width // 16), threads=32 * warps, prelude=source()):
             call(
                 "experts_up",
-                (d, width, s, positions, warps, rows_per_scale),
+                (d, width, s, positions, warps, UP_AHEAD, rows_per_scale),
                 *(y, stride, shared_w2, shared_scale, limit, halves, scales, pool, T.cast(slot_bytes, "int64")),
                 *(0, half, half + scales_half, 2 * half + scales_half, routing, row, abort, waited, shared, hidden),
             )
@@ -112,7 +117,7 @@ def experts_up(d: int, width: int, stride: int, topk: int, limit: float, s: int,
 )
 def experts_down(d: int, width: int, topk: int, limit: float, s: int) -> Any:
     """The routed experts' outputs, routing weights included."""
-    warps, tiles, positions = num_warps(width, 8), 2, topk * s
+    warps, tiles, positions = num_warps(width, DOWN_WARPS), DOWN_TILES, topk * s
     w2 = 2 * (width * d // 2 + width * d // 32)
     slots, slot_bytes = T.dynamic("slots"), T.dynamic("slot_bytes")
 
@@ -126,7 +131,7 @@ def experts_down(d: int, width: int, topk: int, limit: float, s: int) -> Any:
         with T.Kernel(d // (16 * tiles), positions, threads=32 * warps, prelude=source()):
             call(
                 "experts_down",
-                (d, width, s, positions, tiles, warps),
+                (d, width, s, positions, tiles, warps, DOWN_AHEAD),
                 *(hidden, limit, pool, T.cast(slot_bytes, "int64"), w2, w2 + width * d // 2, routing, outputs),
             )
 

@@ -52,21 +52,18 @@ struct __align__(16) Quantised {
   float scales[S][K / kActBlock];
 };
 
-// The warp quantises K inputs of each token; value(token, i) is input i.
-template <int K, int S, typename Code, typename Value>
-__device__ __forceinline__ void quantise(Quantised<K, S, Code>& out, Value value) {
+// The warp quantises K inputs of each token; values(token, i) are inputs i to i + 3.
+template <int K, int S, typename Code, typename Values>
+__device__ __forceinline__ void quantise(Quantised<K, S, Code>& out, Values values) {
   const int lane = threadIdx.x & 31;
 #pragma unroll
   for (int token = 0; token < S; ++token) {
 #pragma unroll
     for (int block = 0; block < K / kActBlock; ++block) {
       const int first = block * kActBlock + 4 * lane;
-      float x[4], amax = 0;
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        x[i] = value(token, first + i);
-        amax = fmaxf(amax, fabsf(x[i]));
-      }
+      const float4 v = values(token, first);
+      const float x[4] = {v.x, v.y, v.z, v.w};
+      const float amax = fmaxf(fmaxf(fabsf(v.x), fabsf(v.y)), fmaxf(fabsf(v.z), fabsf(v.w)));
       const Fp8Scale scale(lanes_max<32>(amax));
       if constexpr (sizeof(Code) == 1) {
         uint32_t word = 0;
@@ -81,6 +78,14 @@ __device__ __forceinline__ void quantise(Quantised<K, S, Code>& out, Value value
     }
   }
   __syncwarp();
+}
+
+// Four neighbouring bf16 values.
+__device__ __forceinline__ float4 load_bf16x4(const void* p) {
+  const uint2 v = *static_cast<const uint2*>(p);
+  const float2 a = __bfloat1622float2(*reinterpret_cast<const __nv_bfloat162*>(&v.x));
+  const float2 b = __bfloat1622float2(*reinterpret_cast<const __nv_bfloat162*>(&v.y));
+  return make_float4(a.x, a.y, b.x, b.y);
 }
 
 // The most blocks of inputs that a warp loads ahead: 8 loads of 16 bytes a lane.
@@ -140,7 +145,7 @@ __device__ __forceinline__ void quantised_linear(const uint8_t* w, const uint8_t
   const int warp = threadIdx.x >> 5, row = blockIdx.x * 16, k = warp * KW;
   const __nv_bfloat16* from = static_cast<const __nv_bfloat16*>(x) + k;
   // Before the weights: registers for both at once would keep blocks off the multiprocessor.
-  quantise(inputs[warp], [&](int token, int i) { return __bfloat162float(from[token * K + i]); });
+  quantise(inputs[warp], [&](int token, int i) { return load_bf16x4(from + token * K + i); });
   float acc[4] = {0, 0, 0, 0};
   fp8_rows<KW, S, unroll(KW / kActBlock, 2)>(w + int64_t(row) * K + k, K,
                                             scale + row / ROWS_PER_SCALE * (K / kActBlock) + k / kActBlock,
