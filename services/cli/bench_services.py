@@ -38,6 +38,7 @@ SETTLE_S = 0.05
 STOP_S = 10.0
 LOG_LINES = 12
 _PR_SET_PDEATHSIG = 1  # prctl(2)
+_LIBC = ctypes.CDLL(None)  # looked up here: between fork and exec the loader's locks may be held for ever
 
 
 def derived(config: Config, run_dir: Path, cache_bytes: int) -> Config:
@@ -107,7 +108,7 @@ def _start(service: str, config: Path) -> subprocess.Popen[bytes]:
 
 def _end_with_parent() -> None:
     """Runs in the child: SIGTERM when the benchmark dies, even of a SIGKILL."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def _wait_ready(config: Config, processes: Mapping[str, subprocess.Popen[bytes]], timeout_s: float) -> None:

@@ -6,20 +6,20 @@ import json
 from pathlib import Path
 
 import pytest
-from helpers.commands import icebox
+from helpers.icebox import icebox
 from helpers.services import ROOT, write_config
 
 pytestmark = pytest.mark.timeout(600)  # compilers, where nothing is compiled yet
 
 
-def test_the_graph_is_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_graph_is_counted(tmp_path: Path) -> None:
     demo = ROOT / "demo" / "checkpoint"
     config = write_config(tmp_path / "icebox.toml", demo, worker={"device": "cuda"}, model={"max_context": 512})
     out = tmp_path / "out.json"
-    options = ["--tokens", 100, "--prompt", 64, "--cache", 0.4, "--temperature", 1, "--ceiling", 4, "--json", out]
-    code, text, _ = icebox(capsys, "bench", "decode", config, *options)
-    assert code == 0
-    assert "GPU busy" in text
+    options = "--tokens 100 --prompt 64 --cache 0.4 --temperature 1 --ceiling 4".split()
+    done = icebox("bench", "decode", str(config), *options, "--json", str(out), timeout_s=500.0)
+    assert done.returncode == 0, done.stderr
+    assert "GPU busy" in done.stdout
     (run,) = json.loads(out.read_text())["runs"]
     for phase in run["phases"]:
         assert phase["launches_per_step"] > 0
