@@ -16,7 +16,7 @@ def test_the_graph_is_counted(tmp_path: Path) -> None:
     demo = ROOT / "demo" / "checkpoint"
     config = write_config(tmp_path / "icebox.toml", demo, worker={"device": "cuda"}, model={"max_context": 512})
     out = tmp_path / "out.json"
-    options = "--tokens 100 --prompt 64 --cache 0.4 --temperature 1 --ceiling 4".split()
+    options = ["--tokens", "100", "--prompt", "64", "--cache", "0.4", "--temperature", "1", "--ceiling", "4"]
     done = icebox("bench", "decode", str(config), *options, "--json", str(out), timeout_s=500.0)
     assert done.returncode == 0, done.stderr
     assert "GPU busy" in done.stdout
