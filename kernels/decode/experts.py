@@ -16,10 +16,10 @@ OWN_WORDS = 3
 """What the GPU itself keeps, int64: the clock, the number of tickets, nanoseconds waited for experts."""
 
 
-# Shapes of blocks, the fastest on an H200: warps that share the inputs, tiles of 16 rows, and blocks of 128 inputs whose
-# weights are loaded ahead.
-UP_WARPS, UP_AHEAD = 4, 4
-DOWN_WARPS, DOWN_TILES, DOWN_AHEAD = 8, 2, 2
+# Shapes of blocks, the fastest on an H200: warps that share the inputs, tiles of 16 rows, and blocks of 128 inputs
+# whose weights are loaded ahead.
+UP_WARPS, UP_AHEAD = 4, 2
+DOWN_WARPS, DOWN_TILES, DOWN_AHEAD = 4, 4, 2
 
 _PUBLISHED = {"experts": 256, "topk": 6, "stride": 4352, "offset": 4096, "scaling": 1.5, "s": 1}
 
