@@ -10,7 +10,7 @@ import secrets
 from collections.abc import Iterator
 from dataclasses import replace
 
-from services.front.chat.dsml import CompletedCall
+from services.front.chat.dsml import ArgumentsPiece, CallBegun, CallEvent, CompletedCall
 from services.front.chat.format import EOS
 from services.front.chat.parser import CompletionParser, Delta, Ending
 from services.front.chat.strict import MalformedCompletion, parse_strict
@@ -24,6 +24,7 @@ from services.front.generation import (
     TextDelta,
     TokenLogprob,
     ToolCallDelta,
+    ToolCallDone,
     Usage,
 )
 from services.front.prompt import Prompt
@@ -45,7 +46,7 @@ class Answer:
         self._parser: CompletionParser | _Plain = (
             CompletionParser(thinking=prompt.thinking, schemas=prompt.schemas) if self._chat else _Plain()
         )
-        self._parser.feed(prompt.opening)
+        self._opening = self._parser.feed(prompt.opening)  # a forced call is begun in the prompt
         self._stop = StopFinder(prompt.request.stop)
         self._token_bytes = tokenizer.token_bytes
         self._detokenizer = Detokenizer(tokenizer.token_bytes)
@@ -74,7 +75,7 @@ class Answer:
         self._worker_reason = tokens.finish_reason
         if not self._is_started:
             self._is_started = True
-            events.append(Started(self.usage.prompt_tokens, tokens.cached_tokens))
+            events += [Started(self.usage.prompt_tokens, tokens.cached_tokens), *self._events(self._opening)]
         reasoning = self.usage.reasoning_tokens
         for i, token in enumerate(tokens.token_ids):
             reasoning += self._parser.in_reasoning
@@ -133,9 +134,9 @@ class Answer:
             yield from self._text_events(self._stop.feed(delta.text))
         if delta.calls:
             yield from self._held_text()
-        for call in delta.calls:
+        for event in delta.calls:
             if self._max_calls != 0 and not self._is_cut:
-                yield self._call_event(call)
+                yield self._call_event(event)
 
     def _text_events(self, text: str) -> Iterator[Event]:
         """Tokens stay behind until text comes, and where a stop text cuts some off, these are dropped."""
@@ -155,10 +156,17 @@ class Answer:
         if not self._is_cut:
             yield from self._text_events(self._stop.flush())
 
-    def _call_event(self, call: CompletedCall) -> ToolCallDelta:
-        """The id is new, for the tool's result to name."""
-        self._num_calls += 1
-        return ToolCallDelta(self._num_calls - 1, call.arguments, f"call_{secrets.token_hex(12)}", call.name)
+    def _call_event(self, event: CallEvent) -> Event:
+        """The id is new, for the tool's result to name. Only a call that is complete counts."""
+        index = self._num_calls
+        match event:
+            case CallBegun(name):
+                return ToolCallDelta(index, "", f"call_{secrets.token_hex(12)}", name)
+            case ArgumentsPiece(text):
+                return ToolCallDelta(index, text)
+            case CompletedCall():
+                self._num_calls += 1
+                return ToolCallDone(index, event.arguments)
 
     def _logprob(self, tokens: TokensGenerated, i: int) -> TokenLogprob:
         width = len(tokens.top_ids) // len(tokens.token_ids)

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from dataclasses import replace
 
-from services.front.generation import Event, Queued, ReasoningDelta, TextDelta, ToolCallDelta
+from services.front.generation import Event, Queued, ReasoningDelta, TextDelta, ToolCallDelta, ToolCallDone
 from shared.errors import ServiceError
 
 # What one answer may leave unread, in characters of text and, at this price each, log-probabilities.
@@ -76,7 +77,7 @@ def _size(event: Event) -> int:
             return len(text) + sum(LOGPROB_COST * (1 + len(token.top)) for token in logprobs)
         case ReasoningDelta(text):
             return len(text)
-        case ToolCallDelta():
+        case ToolCallDelta() | ToolCallDone():
             return len(event.arguments)
     return 0
 
@@ -88,6 +89,8 @@ def _join(last: Event, event: Event) -> Event | None:
             return TextDelta(last.text + event.text, last.logprobs + event.logprobs)
         case ReasoningDelta(), ReasoningDelta():
             return ReasoningDelta(last.text + event.text)
+        case ToolCallDelta(), ToolCallDelta() if last.index == event.index:
+            return replace(last, arguments=last.arguments + event.arguments)
         case Queued(), Queued():
             return event
     return None

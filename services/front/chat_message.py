@@ -16,6 +16,7 @@ from services.front.generation import (
     Sampling,
     TextDelta,
     ToolCallDelta,
+    ToolCallDone,
     Usage,
 )
 from shared.errors import ErrorCode, ServiceError
@@ -89,9 +90,10 @@ def _read_options(text: str) -> _Options:
 
 
 class ChunkWriter:
-    """The chunks of one answer; its calls come with the last."""
+    """The chunks of one answer; its calls come with the last, those that are complete."""
 
     def __init__(self) -> None:
+        self._call: dict[str, Any] = {}
         self._calls: list[dict[str, Any]] = []
 
     def chunk(self, event: Event, usage: Usage) -> TextChunk | None:
@@ -101,18 +103,15 @@ class ChunkWriter:
                 return _chunk(usage, text=text)
             case ReasoningDelta(text):
                 return _chunk(usage, reasoning=text)
-            case ToolCallDelta():
-                self._add_call(event)
+            case ToolCallDelta(_, _, call_id, name) if call_id:
+                self._call = {"id": call_id, "type": "function", "function": {"name": name}}
+            case ToolCallDone(_, arguments):
+                self._call["function"]["arguments"] = arguments
+                self._calls.append(self._call)
             case Finished(reason, usage):
                 calls = json.dumps(self._calls, ensure_ascii=False) if self._calls else ""
                 return _chunk(usage, tool_calls_json=calls, finish_reason=reason)
         return None
-
-    def _add_call(self, delta: ToolCallDelta) -> None:
-        if delta.index == len(self._calls):
-            function = {"name": delta.name, "arguments": ""}
-            self._calls.append({"id": delta.id, "type": "function", "function": function})
-        self._calls[-1]["function"]["arguments"] += delta.arguments
 
 
 def _chunk(

@@ -150,13 +150,22 @@ class ReasoningDelta:
 class ToolCallDelta:
     """A piece of call number `index` (from 0): its first one has `id` and `name`, all may have text of `arguments`.
 
-    The pieces of `arguments` together are the text of a JSON object. Calls do not interleave.
+    The pieces of `arguments` together are the text of a JSON object. Calls do not interleave. A call that is not
+    followed by its `ToolCallDone` was cut off: a stream has shown what there is of it, a whole answer leaves it out.
     """
 
     index: int
     arguments: str
     id: str = ""
     name: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCallDone:
+    """Call number `index` is complete. `arguments` says what its pieces say, each parameter once."""
+
+    index: int
+    arguments: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,4 +182,4 @@ class Finished:
     format_error: str | None = None
 
 
-Event = Queued | Started | TextDelta | ReasoningDelta | ToolCallDelta | Finished
+Event = Queued | Started | TextDelta | ReasoningDelta | ToolCallDelta | ToolCallDone | Finished

@@ -16,6 +16,7 @@ from services.front.generation import (
     Started,
     TextDelta,
     ToolCallDelta,
+    ToolCallDone,
     Usage,
 )
 
@@ -45,6 +46,7 @@ def events_of(
         else:
             events.append(ToolCallDelta(num_calls, pieces[0], f"call_{num_calls}", f"f{num_calls}"))
             events += [ToolCallDelta(num_calls, piece) for piece in pieces[1:]]
+            events.append(ToolCallDone(num_calls, said))
             num_calls += 1
     return [*events, finished or Finished("tool_calls" if num_calls else "stop", USAGE)]
 

@@ -171,7 +171,10 @@ def test_streamed_tool_calls(client):
     with client.chat.completions.stream(
         model="demo", messages=[WEATHER], tools=[WEATHER_TOOL], temperature=0, max_tokens=200
     ) as stream:
+        pieces = [e.arguments_delta for e in stream if e.type == "tool_calls.function.arguments.delta"]
         (call,) = stream.get_final_completion().choices[0].message.tool_calls
+    assert "".join(pieces) == call.function.arguments
+    assert len(pieces) > 2, "it came while it was written"
     assert (call.function.name, json.loads(call.function.arguments)) == ("get_weather", {"city": "Dublin", "days": 8})
 
 

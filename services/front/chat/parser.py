@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 
 from services.front.chat.calls import OPENING, CallBlock
-from services.front.chat.dsml import CompletedCall, Schema
+from services.front.chat.dsml import CallEvent, CompletedCall, Schema
 from services.front.chat.format import END_THINK, EOS, THINK
 from services.front.chat.marks import Marks
 
@@ -35,11 +35,11 @@ _MARKS = {
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """What one piece of text added."""
+    """What one piece of text added; `calls` in the order in which the model wrote them, none interleaved."""
 
     reasoning: str = ""
     text: str = ""
-    calls: tuple[CompletedCall, ...] = ()
+    calls: tuple[CallEvent, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ class CompletionParser:
         self._state = _State.START
         self._tail = ""
         self._said: dict[_State, list[str]] = {_State.REASONING: [], _State.TEXT: []}
-        self._calls: list[CompletedCall] = []
+        self._calls: list[CallEvent] = []
         self._has_called = False
         self._block = CallBlock(self._schemas)
         self._block_origin = _State.TEXT
@@ -161,7 +161,7 @@ class CompletionParser:
         calls = self._block.feed(self._tail)
         self._tail = ""
         self._calls += calls
-        self._has_called = self._has_called or bool(calls)
+        self._has_called = self._has_called or any(isinstance(event, CompletedCall) for event in calls)
         if not self._block.closed:
             return False
         plain = self._block.plain_text

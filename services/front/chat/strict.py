@@ -8,7 +8,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from services.front.chat.dsml import CompletedCall, joined, quoted
+from services.front.chat.arguments import joined, quoted
+from services.front.chat.dsml import CompletedCall
 from services.front.chat.format import BOS, DSML, END_THINK, EOS, THINK
 
 _CALLS = f"\n\n<{DSML}tool_calls"

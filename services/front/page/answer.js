@@ -2,7 +2,7 @@
 
 import { MarkdownView, element } from "./markdown.js";
 import { percent } from "./format.js";
-import { callText } from "./tools.js";
+import { callText, isWhole } from "./tools.js";
 
 // How often a growing answer is drawn.
 const DRAW_MS = 40;
@@ -84,6 +84,11 @@ export class AnswerView {
     this.note.hidden = true;
     this.node.setAttribute("aria-busy", "false");
     this.footer.append(element("span", notes.join(" · ")));
+  }
+
+  /** Half a call is nothing to run: what cut the answer off cut its arguments off too. */
+  dropCutCall() {
+    this.calls = this.calls.filter(isWhole);
   }
 
   /** It ended early: calls that are not complete count for nothing. */

@@ -104,6 +104,7 @@ export class Chat {
       reason = choice.finish_reason ?? reason;
     }
     if (reason === null) throw new Error("the connection ended before the answer did");
+    view.dropCutCall();
     const notes = costs(usage, firstS, seconds(), hitRate(before, this.cacheNow()));
     return reason === "length" ? [...notes, "cut off at the longest length"] : notes;
   }

@@ -12,6 +12,16 @@ export function callText({ function: { name, arguments: text } }) {
   }
 }
 
+/** Whether its arguments have come to their end. */
+export function isWhole({ function: { arguments: text } }) {
+  try {
+    JSON.parse(text);
+    return true;
+  } catch {
+    return false;
+  }
+}
+
 /** The definitions in this text. Throws an Error that says what is wrong. */
 export function readTools(text) {
   if (!text.trim()) return [];

@@ -20,6 +20,7 @@ from services.front.generation import (
     Started,
     TextDelta,
     ToolCallDelta,
+    ToolCallDone,
 )
 from services.front.prompt import PromptMaker
 from services.front.tokenizer import Tokenizer
@@ -107,9 +108,32 @@ def test_calls_have_ids_of_their_own(maker, tokenizer):
     events, _ = run(maker, tokenizer, request(), f"Look:{CALLS}{CALL}{CALL}{END}")
     _, text, calls, last = said(events)
     assert (text, calls, last.reason) == ("Look:", [("now", '{"zone": "UTC"}')] * 2, "tool_calls")
-    ids = [e.id for e in events if isinstance(e, ToolCallDelta)]
-    assert len(set(ids)) == 2
+    ids = [e.id for e in events if isinstance(e, ToolCallDelta) and e.name]
+    assert len(set(ids)) == len(ids) == 2
     assert all(i.startswith("call_") for i in ids)
+
+
+def test_a_call_is_told_in_pieces(maker, tokenizer):
+    events, _ = run(maker, tokenizer, request(), f"{CALLS}{CALL}{CALL}{END}")
+    called = [e for e in events if isinstance(e, ToolCallDelta | ToolCallDone)]
+    assert [(e.index, e.arguments) for e in called if isinstance(e, ToolCallDone)] == [
+        (i, '{"zone": "UTC"}') for i in (0, 1)
+    ]
+    for i in (0, 1):
+        begun, *pieces, done = [e for e in called if e.index == i]
+        assert (begun.name, begun.arguments) == ("now", "")
+        assert all(e.arguments and not (e.id or e.name) for e in pieces)
+        assert len(pieces) > 2
+        assert isinstance(done, ToolCallDone)
+    assert [e.index for e in called] == sorted(e.index for e in called)
+
+
+def test_a_call_that_is_cut_off_is_never_done(maker, tokenizer):
+    text = f"{CALLS}{CALL}{CALL.split('C<')[0]}"
+    events, _ = run(maker, tokenizer, request(), text, reason="length")
+    assert said(events)[2:] == ([("now", '{"zone": "UTC"}'), ("now", '{"zone": "UT')], events[-1])
+    assert [e.index for e in events if isinstance(e, ToolCallDone)] == [0]
+    assert events[-1].reason == "length"
 
 
 def test_one_call_at_most(maker, tokenizer):
@@ -139,6 +163,8 @@ def test_a_forced_call_is_begun_in_the_prompt(maker, tokenizer, forced, thinking
     rest = ("" if forced else 'now">\n') + CALL.split("\n", 1)[1] + END
     events, answer = run(maker, tokenizer, asked, rest)
     assert said(events)[:3] == ("", "", [("now", '{"zone": "UTC"}')])
+    if forced:
+        assert events[1].name == "now", "its name was known before the first token"
     assert events[-1].reason == "tool_calls"
     assert answer.is_well_formed
 

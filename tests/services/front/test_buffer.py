@@ -11,6 +11,7 @@ from services.front.generation import (
     TextDelta,
     TokenLogprob,
     ToolCallDelta,
+    ToolCallDone,
     Usage,
 )
 from shared.errors import ErrorCode, ServiceError
@@ -44,7 +45,11 @@ def filled(*events):
         ([Queued(3), Queued(2)], [Queued(2)]),
         ([ReasoningDelta("a"), TextDelta("b"), ReasoningDelta("c")],) * 2,
         ([Queued(1), Started(3, 0), TextDelta("a")],) * 2,
-        ([ToolCallDelta(0, "{"), ToolCallDelta(0, "}")],) * 2,
+        (
+            [ToolCallDelta(0, "", "call_0", "f"), ToolCallDelta(0, "{"), ToolCallDelta(0, "}")],
+            [ToolCallDelta(0, "{}", "call_0", "f")],
+        ),
+        ([ToolCallDelta(0, "{}"), ToolCallDone(0, "{}"), ToolCallDelta(1, "{}", "call_1", "f")],) * 2,
         ([TextDelta("a"), Finished("stop", Usage())],) * 2,
     ],
 )

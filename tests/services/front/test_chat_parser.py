@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.front.chat.dsml import CompletedCall
+from services.front.chat.dsml import ArgumentsPiece, CallBegun, CompletedCall, read_name, read_parameter
 from services.front.chat.format import DSML, END_THINK, EOS, THINK
 from services.front.chat.parser import CompletionParser
 from services.front.chat.strict import MalformedCompletion, parse_strict
@@ -26,7 +26,28 @@ def read(pieces, *, thinking, reason="length", schemas=None):
     ending = parser.finish(reason)
     deltas.append(ending.delta)
     reasoning, text = "".join(d.reasoning for d in deltas), "".join(d.text for d in deltas)
-    return reasoning, text, [call for d in deltas for call in d.calls], ending.finish_reason
+    calls = [event for d in deltas for event in d.calls if isinstance(event, CompletedCall)]
+    return reasoning, text, calls, ending.finish_reason
+
+
+def told(pieces, *, schemas=None):
+    """[name, arguments as told, whether the call was completed] of each call; the pieces joined."""
+    parser = CompletionParser(thinking=False, schemas=schemas)
+    calls = []
+    for event in [event for piece in pieces for event in parser.feed(piece).calls]:
+        match event:
+            case CallBegun(name):
+                assert all(is_done for _, _, is_done in calls), "calls do not interleave"
+                calls.append([name, "", False])
+            case ArgumentsPiece(text):
+                assert text
+                assert not calls[-1][2]
+                calls[-1][1] += text
+            case CompletedCall(name):
+                assert name == calls[-1][0]
+                calls[-1][2] = True
+    assert parser.finish("length").delta.calls == ()
+    return calls
 
 
 def calls_of(expected):
@@ -185,13 +206,75 @@ def test_text_comes_at_once_unless_it_may_be_a_mark():
     assert parser.feed("y").text == "<y"
 
 
-def test_a_call_comes_when_it_is_closed():
+def test_a_call_is_told_while_it_is_written():
     parser = CompletionParser(thinking=False)
-    assert parser.feed(f"\n\n<{DSML}tool_calls>\n" + invoke("now")[:-1]).calls == ()
-    assert parser.feed(">").calls == (NOW,)
+    parser.feed(f"\n\n<{DSML}tool_calls>\n<{DSML}invoke")
+    assert parser.feed(' name="note"').calls == ()
+    assert parser.feed(">").calls == (CallBegun("note"),)
+    assert parser.feed(f'\n<{DSML}parameter name="text" string="true"').calls == ()
+    assert parser.feed(">say ").calls == (ArgumentsPiece('{"text": "say '),)
+    assert parser.feed('"hi"\n').calls == (ArgumentsPiece('\\"hi\\"\\n'),)
+    assert parser.feed("🐈</").calls == (ArgumentsPiece("🐈"),)
+    assert parser.feed("b>").calls == (ArgumentsPiece("</b>"),)
+    assert parser.feed(f"</{DSML}parameter>").calls == (ArgumentsPiece('"'),)
+    assert parser.feed(f'\n<{DSML}parameter name="n" string="false">[1').calls == ()
+    assert parser.feed(f", 2]</{DSML}parameter>").calls == (ArgumentsPiece(', "n": [1, 2]'),)
+    assert parser.feed(f"\n</{DSML}invoke").calls == ()
+    whole = '{"text": "say \\"hi\\"\\n🐈</b>", "n": [1, 2]}'
+    assert parser.feed(">").calls == (ArgumentsPiece("}"), CompletedCall("note", whole))
     assert not parser.finished
     parser.feed(f"\n</{DSML}tool_calls>")
     assert parser.finished
+
+
+TEXT = parameter("x", 'a "b"')
+
+
+@pytest.mark.parametrize(
+    ("parameters", "schema", "first"),
+    [
+        pytest.param([TEXT], None, '{"x": "', id="text"),
+        pytest.param([f'<{DSML}parameter name="x">a</{DSML}parameter>'], "string", '{"x": "', id="text by the schema"),
+        pytest.param([f'<{DSML}parameter name="x">12</{DSML}parameter>'], None, '{"x": 12', id="it says not what"),
+        pytest.param([parameter("x", "no", "false")], None, '{"x": "no"', id="no JSON"),
+        pytest.param([parameter("arguments", '{"a": 1}')], None, '{"a": 1}', id="the object itself"),
+        pytest.param([parameter("arguments", "no")], None, '{"arguments": "no"}', id="no object"),
+        pytest.param([parameter("arguments", "{}"), TEXT], None, '{"arguments": "{}", "x": "', id="not alone"),
+        pytest.param([TEXT, parameter("arguments", "{}")], None, '{"x": "', id="not alone, behind"),
+        pytest.param([parameter("n" * 2_000, "a")], None, '{"' + "n" * 2_000 + '": "a"', id="a tag that is too long"),
+    ],
+)
+def test_how_arguments_are_told(parameters, schema, first):
+    """`first` is their first piece, when they come letter by letter."""
+    schemas = {"f": {"properties": {"x": {"type": schema}}}} if schema else None
+    text = block(invoke("f", *parameters))
+    ((name, arguments, is_done),) = told(text, schemas=schemas)
+    assert ([CompletedCall(name, arguments)], is_done) == (read([text], thinking=False, schemas=schemas)[2], True)
+    parser = CompletionParser(thinking=False, schemas=schemas)
+    pieces = [e.text for c in text for e in parser.feed(c).calls if isinstance(e, ArgumentsPiece)]
+    assert pieces[0] == first
+
+
+def test_a_parameter_that_comes_twice_is_told_twice_and_counts_once():
+    text = block(invoke("note", parameter("text", "b"), parameter("text", "a")))
+    assert told(text) == [["note", '{"text": "b", "text": "a"}', True]]
+    assert read(text, thinking=False)[2] == [NOTE]
+
+
+def test_a_call_that_is_cut_off_is_told_and_does_not_count():
+    text = block(invoke("now"), invoke("note", parameter("text", "abc")))
+    cut = text[: text.index("abc") + 2]
+    assert told(cut) == [["now", "{}", True], ["note", '{"text": "ab', False]]
+    assert read(cut, thinking=False) == ("", "", [NOW], "length")
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case["name"])
+def test_pieces_are_the_arguments(case):
+    text = case["text"].split(END_THINK)[-1]
+    done = [CompletedCall(name, arguments) for name, arguments, is_done in told(text) if is_done]
+    if case["name"] != "call_duplicate_parameter":
+        assert done == read([text], thinking=False)[2]
+    assert told([text]) == told(text)
 
 
 @pytest.mark.parametrize(("reason", "expected"), [("stop", "stop"), ("length", "length"), ("abort", "abort")])
@@ -204,6 +287,7 @@ FRAGMENTS = [
     *[f"<{DSML}tool_calls>", f"</{DSML}tool_calls>", f"<{DSML}", f"</{DSML}", f"<{DSML}tool>"],
     *[f"<{DSML}invoke", f"</{DSML}invoke>", ' name="f"', ">\n", invoke("now"), block(invoke("now"))],
     *[f"<{DSML}parameter", f"</{DSML}parameter>", ' string="true"', ' string="false"', parameter("x", "1", "false")],
+    *[parameter("x", 'a "b"\n'), parameter("arguments", "{}"), ' name="x" string="true">'],
 ]
 completions = st.lists(st.sampled_from(FRAGMENTS), max_size=25).map("".join)
 
@@ -216,6 +300,25 @@ def test_cutting_changes_nothing(text, data, thinking, reason):
     assert read(pieces, thinking=thinking, reason=reason) == whole
     for call in whole[2]:
         assert isinstance(json.loads(call.arguments), dict)
+
+
+@given(completions, st.data())
+def test_cutting_changes_nothing_that_is_told(text, data):
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=12)))
+    pieces = [text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)]
+    calls = told([text])
+    assert told(pieces) == calls
+    done = [(name, json.loads(arguments)) for name, arguments, is_done in calls if is_done]
+    assert done == with_values(read([text], thinking=False)[2])
+
+
+@given(
+    st.dictionaries(st.text("ab", min_size=1), st.tuples(st.text('"\\\n<{a🐈\x00'), st.sampled_from(["true", "false"])))
+)
+def test_pieces_of_any_values_are_the_arguments(parameters):
+    text = block(invoke("f", *(parameter(name, *value) for name, value in parameters.items())))
+    (call,) = read([text], thinking=False)[2]
+    assert told(text) == [["f", call.arguments, True]]
 
 
 @given(completions, st.booleans())
@@ -238,3 +341,19 @@ def test_work_per_piece_does_not_grow():
         parser.feed("<")
         most = max(most, len(parser._block.rest))
     assert most < 40
+
+
+@pytest.mark.parametrize("tag", ["invoke", "parameter"])
+def test_work_for_a_tag_without_an_end_does_not_grow(monkeypatch, tag):
+    looks = []
+
+    def counted(read):
+        return lambda *arguments: looks.append(read.__name__) or read(*arguments)
+
+    for read_tag in (read_name, read_parameter):
+        monkeypatch.setattr(f"services.front.chat.calls.{read_tag.__name__}", counted(read_tag))
+    parser = CompletionParser(thinking=False)
+    parser.feed(f'\n\n<{DSML}tool_calls>\n<{DSML}invoke name="f">\n<{DSML}{tag} name="')
+    for _ in range(20_000):
+        parser.feed(">")
+    assert 100 < len(looks) < 2_000

@@ -194,6 +194,15 @@ def test_reasoning_and_tool_calls_come_apart(client, worker, tokenizer):
     assert chunks[-1].finish_reason == "tool_calls"
 
 
+def test_the_list_of_calls_has_none_that_was_cut_off(client, worker, tokenizer):
+    note = '<｜DSML｜invoke name="note">\n<｜DSML｜parameter name="text" string="true">a "b"'
+    closing = "</｜DSML｜parameter>\n</｜DSML｜invoke>\n"
+    worker.script = saying(f"\n\n<｜DSML｜tool_calls>\n{note}{closing}{note}", tokenizer)
+    last = ask(client, chat())[-1]
+    (made,) = json.loads(last.tool_calls_json)
+    assert (made["function"]["name"], json.loads(made["function"]["arguments"])) == ("note", {"text": 'a "b"'})
+
+
 def test_a_worker_that_goes_on_after_its_calls_is_stopped(client, worker, tokenizer):
     call = '<｜DSML｜tool_calls>\n<｜DSML｜invoke name="now">\n</｜DSML｜invoke>\n</｜DSML｜tool_calls>'
     worker.script = lambda generate: itertools.chain(saying(call, tokenizer)(generate), Gate(tokenizer)(generate))

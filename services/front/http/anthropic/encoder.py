@@ -18,6 +18,7 @@ from services.front.generation import (
     Started,
     TextDelta,
     ToolCallDelta,
+    ToolCallDone,
     Usage,
 )
 from services.front.http.anthropic.errors import error_body
@@ -36,10 +37,14 @@ _STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool
 
 @dataclass(slots=True)
 class _Block:
-    """The block being written: what it was opened as, and the pieces that were added."""
+    """The block being written: what it was opened as, and the pieces that were added.
+
+    A call `is_cut` until its end is known.
+    """
 
     opening: dict[str, Any]
     pieces: list[str] = field(default_factory=list)
+    is_cut: bool = False
 
     @property
     def complete(self) -> dict[str, Any]:
@@ -49,7 +54,7 @@ class _Block:
                 return self.opening | {"text": text}
             case "thinking":
                 return self.opening | {"thinking": text, "signature": SIGNATURE}
-        return self.opening | {"input": json.loads(text or "{}")}
+        return self.opening | {"input": json.loads(text)}
 
 
 class MessageEncoder:
@@ -68,7 +73,6 @@ class MessageEncoder:
         }
         self._is_begun = False
         self._block: _Block | None = None
-        self._call = -1
 
     def encode(self, event: Event) -> list[dict[str, Any]]:
         """The stream's events for this one; the name of each is its `type`."""
@@ -84,6 +88,8 @@ class MessageEncoder:
                 return self._write(opening, "thinking_delta", "thinking", text)
             case ToolCallDelta():
                 return self._call_delta(event)
+            case ToolCallDone(_, arguments):
+                return self._end_call(arguments)
             case Finished():
                 return [*self._begin(event.usage), *self._close(), *self._finish(event)]
 
@@ -106,16 +112,20 @@ class MessageEncoder:
 
     def _call_delta(self, event: ToolCallDelta) -> list[dict[str, Any]]:
         events = []
-        if event.index != self._call:
-            self._call = event.index
+        if event.id:
             events = self._open({"type": "tool_use", "id": event.id, "name": event.name, "input": {}})
         if event.arguments:
             events.append(self._grow("input_json_delta", "partial_json", event.arguments))
         return events
 
+    def _end_call(self, arguments: str) -> list[dict[str, Any]]:
+        assert self._block is not None
+        self._block.pieces, self._block.is_cut = [arguments], False
+        return self._close()
+
     def _open(self, opening: dict[str, Any]) -> list[dict[str, Any]]:
         events = self._close()
-        self._block = _Block(opening)
+        self._block = _Block(opening, is_cut=opening["type"] == "tool_use")
         return [*events, {"type": "content_block_start", "index": self._index, "content_block": opening}]
 
     def _grow(self, delta: str, key: str, text: str) -> dict[str, Any]:
@@ -124,12 +134,14 @@ class MessageEncoder:
         return self._delta({"type": delta, key: text})
 
     def _close(self) -> list[dict[str, Any]]:
+        """A stream's blocks are all closed; a call that is cut off, always the last, is not part of the message."""
         if self._block is None:
             return []
         events = [{"type": "content_block_stop", "index": self._index}]
         if self._block.opening["type"] == "thinking":
             events.insert(0, self._delta({"type": "signature_delta", "signature": SIGNATURE}))
-        self.whole["content"].append(self._block.complete)
+        if not self._block.is_cut:
+            self.whole["content"].append(self._block.complete)
         self._block = None
         return events
 

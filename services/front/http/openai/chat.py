@@ -17,6 +17,7 @@ from services.front.generation import (
     Started,
     TextDelta,
     ToolCallDelta,
+    ToolCallDone,
     Usage,
 )
 from services.front.http.errors import problem_of
@@ -35,6 +36,7 @@ class ChatEncoder:
         self._with_logprobs = with_logprobs
         self._text: list[str] = []
         self._reasoning: list[str] = []
+        self._call: dict[str, Any] = {}
         self._calls: list[dict[str, Any]] = []
         self._logprobs: list[dict[str, Any]] = []
         self._finished: Finished | None = None
@@ -54,7 +56,11 @@ class ChatEncoder:
                 self._reasoning.append(text)
                 return [self._chunk({"reasoning_content": text})]
             case ToolCallDelta():
-                return [self._chunk({"tool_calls": [self._add_call(event)]})]
+                return [self._chunk({"tool_calls": [self._call_delta(event)]})]
+            case ToolCallDone(_, arguments):
+                function = self._call["function"] | {"arguments": arguments}
+                self._calls.append(self._call | {"function": function})
+                return []
             case Finished():
                 return self._finish(event)
 
@@ -75,14 +81,12 @@ class ChatEncoder:
         usage = usage_body(self._finished.usage)
         return self._head | {"object": "chat.completion", "choices": [choice], "usage": usage}
 
-    def _add_call(self, delta: ToolCallDelta) -> dict[str, Any]:
-        """The delta as a chunk has it; `whole` gets all of them together."""
-        if delta.index == len(self._calls):
-            function = {"name": delta.name, "arguments": delta.arguments}
-            self._calls.append({"id": delta.id, "type": "function", "function": function})
-            return {"index": delta.index, "id": delta.id, "type": "function", "function": dict(function)}
-        self._calls[-1]["function"]["arguments"] += delta.arguments
-        return {"index": delta.index, "function": {"arguments": delta.arguments}}
+    def _call_delta(self, delta: ToolCallDelta) -> dict[str, Any]:
+        if not delta.id:
+            return {"index": delta.index, "function": {"arguments": delta.arguments}}
+        function = {"name": delta.name, "arguments": delta.arguments}
+        self._call = {"id": delta.id, "type": "function", "function": function}
+        return {"index": delta.index} | self._call
 
     def _finish(self, event: Finished) -> list[dict[str, Any]]:
         self._finished = event

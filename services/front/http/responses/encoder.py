@@ -18,6 +18,7 @@ from services.front.generation import (
     Started,
     TextDelta,
     ToolCallDelta,
+    ToolCallDone,
     Usage,
 )
 from services.front.http.parts import format_body, token_body
@@ -26,11 +27,15 @@ from shared.errors import ErrorCode, ServiceError
 
 @dataclass(slots=True)
 class _Item:
-    """The item being written: what it was opened as, and the pieces that were added."""
+    """The item being written: what it was opened as, and the pieces that were added.
+
+    A call `is_cut` until its end is known.
+    """
 
     opening: dict[str, Any]
     pieces: list[str] = field(default_factory=list)
     logprobs: list[dict[str, Any]] = field(default_factory=list)
+    is_cut: bool = False
 
     @property
     def text(self) -> str:
@@ -89,7 +94,6 @@ class ResponseEncoder:
         self._new_id = new_id
         self._num_events = 0
         self._item: _Item | None = None
-        self._call = -1
 
     def encode(self, event: Event) -> list[dict[str, Any]]:
         """The stream's events for this one; the name of each is its `type`."""
@@ -105,6 +109,8 @@ class ResponseEncoder:
                 return [*self._continue("reasoning"), self._grow("reasoning_text.delta", text, content_index=0)]
             case ToolCallDelta():
                 return self._call_delta(event)
+            case ToolCallDone(_, arguments):
+                return self._end_call(arguments)
             case Finished("abort"):
                 return self.fail(ServiceError(ErrorCode.CANCELLED, "the request was cancelled"))
             case Finished():
@@ -141,17 +147,21 @@ class ResponseEncoder:
 
     def _call_delta(self, event: ToolCallDelta) -> list[dict[str, Any]]:
         events = []
-        if event.index != self._call:
-            self._call = event.index
+        if event.id:
             opening = {"id": self._new_id("fc"), "type": "function_call", "call_id": event.id, "name": event.name}
             events = self._open(opening | {"arguments": ""})
         if event.arguments:
             events.append(self._grow("function_call_arguments.delta", event.arguments))
         return events
 
+    def _end_call(self, arguments: str) -> list[dict[str, Any]]:
+        assert self._item is not None
+        self._item.pieces, self._item.is_cut = [arguments], False
+        return self._close("completed")
+
     def _open(self, opening: dict[str, Any]) -> list[dict[str, Any]]:
         events = self._close("completed")
-        self._item = _Item(opening)
+        self._item = _Item(opening, is_cut=opening["type"] == "function_call")
         item = opening | {"status": "in_progress"}
         return [*events, self._event("response.output_item.added", output_index=self._index, item=item)]
 
@@ -161,12 +171,14 @@ class ResponseEncoder:
         return self._item_event(kind, delta=text, **place)
 
     def _close(self, status: str) -> list[dict[str, Any]]:
+        """A stream's items are all closed; a call that is cut off, always the last, is not part of the response."""
         if self._item is None:
             return []
-        item = self._item.complete(status)
+        item = self._item.complete("incomplete" if self._item.is_cut else status)
         events = [self._item_event(kind, **fields) for kind, fields in self._item.endings]
         events.append(self._event("response.output_item.done", output_index=self._index, item=item))
-        self.whole["output"].append(item)
+        if not self._item.is_cut:
+            self.whole["output"].append(item)
         self._item = None
         return events
 

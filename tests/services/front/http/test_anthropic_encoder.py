@@ -9,7 +9,7 @@ from helpers.answers import ARGUMENTS, USAGE, answers, events_of
 from hypothesis import given
 from pydantic import TypeAdapter
 
-from services.front.generation import Finished, Queued, Usage
+from services.front.generation import Finished, Queued, ToolCallDelta, Usage
 from services.front.http.anthropic.encoder import PING, SIGNATURE, MessageEncoder
 from shared.errors import ErrorCode, ServiceError
 
@@ -131,6 +131,19 @@ def test_a_failure_is_an_error_event(code, kind):
     (event,) = MessageEncoder("msg_1", "demo").fail(ServiceError(code, "what happened"))
     assert event == {"type": "error", "error": {"type": kind, "message": "what happened"}}
     ErrorResponse.model_validate(event)
+
+
+def test_a_call_that_is_cut_off_is_shown_and_no_part_of_the_whole():
+    begun = [*events_of([("call", ARGUMENTS)])[:-1], ToolCallDelta(1, "", "call_1", "g"), ToolCallDelta(1, '{"a')]
+    stream, message = encode([*begun, Finished("length", USAGE)])
+    assert [event["type"].removeprefix("content_block_") for event in stream[-6:-2]] == [
+        "stop",
+        "start",
+        "delta",
+        "stop",
+    ]
+    assert stream[-4]["delta"] == {"type": "input_json_delta", "partial_json": '{"a'}
+    assert ([block["id"] for block in message["content"]], message["stop_reason"]) == (["call_0"], "max_tokens")
 
 
 def test_an_empty_answer_has_no_block():

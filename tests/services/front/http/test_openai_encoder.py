@@ -12,6 +12,7 @@ from services.front.generation import (
     TextDelta,
     TokenLogprob,
     ToolCallDelta,
+    ToolCallDone,
     Usage,
 )
 from services.front.http.openai.chat import ChatEncoder
@@ -84,7 +85,9 @@ def test_calls_whole_and_in_pieces():
     events = [
         ToolCallDelta(0, '{"a"', "call_0", "f"),
         ToolCallDelta(0, ": 1}"),
+        ToolCallDone(0, '{"a": 1}'),
         ToolCallDelta(1, "{}", "call_1", "g"),
+        ToolCallDone(1, "{}"),
         Finished("tool_calls", USAGE),
     ]
     chunks = encode(encoder, *events)
@@ -99,6 +102,15 @@ def test_calls_whole_and_in_pieces():
         {"id": "call_0", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}},
         {"id": "call_1", "type": "function", "function": {"name": "g", "arguments": "{}"}},
     ]
+
+
+def test_a_call_that_is_cut_off_is_shown_and_no_part_of_the_whole():
+    encoder = chat_encoder()
+    done = [ToolCallDelta(0, "{}", "call_0", "f"), ToolCallDone(0, "{}")]
+    chunks = encode(encoder, *done, ToolCallDelta(1, '{"a', "call_1", "g"), Finished("length", USAGE))
+    assert chunks[1]["choices"][0]["delta"]["tool_calls"][0]["function"]["arguments"] == '{"a'
+    (choice,) = encoder.whole["choices"]
+    assert ([call["id"] for call in choice["message"]["tool_calls"]], choice["finish_reason"]) == (["call_0"], "length")
 
 
 def test_logprobs_only_when_asked_for():

@@ -8,7 +8,7 @@ from hypothesis import given
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
-from services.front.generation import Finished, Queued, Started, TextDelta, TokenLogprob
+from services.front.generation import Finished, Queued, Started, TextDelta, TokenLogprob, ToolCallDelta
 from services.front.http.responses.encoder import ResponseEncoder
 from services.front.http.responses.request import read_request
 from shared.errors import ErrorCode, ServiceError
@@ -100,6 +100,17 @@ def test_an_answer_that_is_too_long_is_incomplete():
     assert stream[-1]["type"] == "response.incomplete"
     assert (response["status"], response["incomplete_details"]) == ("incomplete", {"reason": "max_output_tokens"})
     assert response["output"][0]["status"] == "incomplete"
+
+
+@pytest.mark.parametrize(("reason", "status"), [("length", "incomplete"), ("stop", "completed")])
+def test_a_call_that_is_cut_off_is_shown_and_no_part_of_the_whole(reason, status):
+    begun = [*events_of([("call", ARGUMENTS)])[:-1], ToolCallDelta(1, "", "call_1", "g"), ToolCallDelta(1, '{"a')]
+    stream, response = encode([*begun, Finished(reason, USAGE)])
+    for event in stream:
+        STREAM_EVENT.validate_python(event)
+    item = stream[-2]["item"]
+    assert (item["call_id"], item["arguments"], item["status"]) == ("call_1", '{"a', "incomplete")
+    assert ([item["call_id"] for item in response["output"]], response["status"]) == (["call_0"], status)
 
 
 @pytest.mark.parametrize("before", [[], [Queued(1)], [Started(1, 0)], [Started(1, 0), TextDelta("Hi")]])

@@ -133,6 +133,16 @@ CALL = """<|DSML|tool_calls>
 TOOL = {"type": "function", "function": {"name": "weather", "parameters": {}}}
 
 
+def test_a_call_that_is_cut_off_is_dropped(world, page):
+    page.offer_tools(json.dumps([TOOL]))
+    world.say(CALL.split("lo<")[0])
+    page.ask("Warm?")
+    assert page.texts(".call") == []
+    world.say(ANSWER)
+    page.ask("And now?")
+    assert page.texts(".text")[-1] == ANSWER
+
+
 def test_tools(world, page):
     page.offer_tools("[{}]")
     assert page.find("#settings-error").text == "Tools: tool 0 has no function.name"
