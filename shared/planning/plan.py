@@ -154,7 +154,8 @@ def _compressed_bytes(ratio: int, width: int, context: int, value: int) -> int:
 
 def _rope_bytes(model: ModelConfig, context: int) -> int:
     """Two tables, for layers with and without compression: two float32 for every pair of rotated values."""
-    return 2 * context * (model.qk_rope_head_dim // 2) * 8
+    pairs = model.qk_rope_head_dim // 2
+    return 2 * pairs * (8 * context + 4)  # complex64, and the float32 frequencies that they are made of
 
 
 def _workspace_bytes(config: Config, model: ModelConfig) -> int:
