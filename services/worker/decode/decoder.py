@@ -22,6 +22,7 @@ from services.worker.decode.weights import LayerWeights
 from services.worker.model import Model, SequenceState
 from services.worker.sampler import GREEDY, SamplingParams
 from shared.checkpoint.records import RecordLayout
+from shared.memory.control_block import TICKET_WORDS, TICKETS
 
 # Positions that the captured extents reach: the first needs no choice of entries on the published model.
 FIRST_EXTENT = 2048
@@ -80,7 +81,7 @@ class Decoder:
 
     @property
     def launches_per_step(self) -> int:
-        """Of the step that ran last."""
+        """Of the longest step captured so far."""
         assert self._opened is not None
         return max(capture.step.num_launches for capture in self._opened.captures.values())
 
@@ -251,6 +252,6 @@ def _scratch_control(layers: int, experts: int, device: torch.device) -> Control
         clock=zeros(1),
         abort=zeros(1, dtype=torch.int32),
         num_tickets=zeros(1),
-        ring=zeros(64, 64, dtype=torch.int32),
+        ring=zeros(TICKETS, TICKET_WORDS, dtype=torch.int32),
         uses=zeros(layers, experts),
     )
