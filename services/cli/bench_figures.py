@@ -23,8 +23,10 @@ class Phase:
     """Times between tokens in milliseconds; shares from 0 to 1; `..._per_step` are means over forward steps.
 
     `wait_share` is the part of the time that computing stood still for experts. On a GPU that decodes with a graph
-    `gpu_busy_share` is the rest of it: an upper bound, for gaps between kernels count as busy. What only a graph has is
-    None without one. `distinct_tokens` far below `tokens` tells of a model that repeats itself, and of flattering hits.
+    `gpu_busy_share` is the rest of it: an upper bound, for gaps between kernels count as busy. Host syncs are calls
+    that block the host until the GPU is done: a step's between the first and the last token, a request's before and
+    after them. `launches_per_layer` is a mean. What only a graph has is None without one. `distinct_tokens` far below
+    `tokens` tells of a model that repeats itself, and of flattering hits.
     """
 
     name: str
@@ -41,7 +43,11 @@ class Phase:
     messages_per_step: float
     wait_share: float
     gpu_busy_share: float | None
+    host_syncs_per_step: float | None
+    host_syncs_per_request: float | None
     launches_per_step: float | None
+    launches_per_layer: float | None
+    most_launches_per_layer: float | None
     steps_ms: tuple[float, ...]
 
 
@@ -108,7 +114,11 @@ def phase(name: str, ids: Sequence[int], times: Sequence[float], before: Counter
         messages_per_step=gained("fetch_messages") / steps,
         wait_share=waiting,
         gpu_busy_share=1 - waiting if has_graph else None,
+        host_syncs_per_step=gained("graph_step_syncs") / steps if has_graph else None,
+        host_syncs_per_request=gained("graph_request_syncs") if has_graph else None,
         launches_per_step=after["graph_launches_per_step"] if has_graph else None,
+        launches_per_layer=after["graph_launches_per_layer"] if has_graph else None,
+        most_launches_per_layer=after["graph_most_launches_per_layer"] if has_graph else None,
         steps_ms=steps_ms,
     )
 
@@ -158,7 +168,11 @@ def _rows(phases: Sequence[Phase], floor: Floor | None) -> list[Row]:
     ]
     if all(p.gpu_busy_share is not None for p in phases):
         rows.append(row("GPU busy (1 - waits / elapsed)", *(f"{p.gpu_busy_share:.1%}" for p in phases)))
+        rows.append(row("host syncs a step", *(f"{p.host_syncs_per_step:.3f}" for p in phases)))
+        rows.append(row("  at start and end", *(f"{p.host_syncs_per_request:.0f}" for p in phases)))
         rows.append(row("launches a step", *(f"{p.launches_per_step:.0f}" for p in phases)))
+        per_layer = (f"{p.launches_per_layer:.1f}, at most {p.most_launches_per_layer:.0f}" for p in phases)
+        rows.append(row("  a layer", *per_layer))
     if floor:
         rows.append(row("median / floor", *(f"{p.median_ms / floor.ms:.2f} x" for p in phases)))
     rows.append(row("distinct tokens", *(f"{p.distinct_tokens} of {p.tokens}" for p in phases)))

@@ -64,7 +64,7 @@ class WorkerService:
         self._counters = RequestCounters()
         self._expert_counters = ExpertCounters()
         self._has_experts = False
-        self._graph_launches_per_step = 0
+        self._graph_launches: dict[str, float] = {}
 
     def handle(self, request: Request) -> None:
         """Called by the socket's thread: check, queue, return."""
@@ -112,7 +112,7 @@ class WorkerService:
         decoder = self._engine.decoder
         if decoder is None:
             return {}
-        return asdict(decoder.counters) | {"graph_launches_per_step": self._graph_launches_per_step}
+        return asdict(decoder.counters) | self._graph_launches
 
     def _serve(self, experts: SharedExperts) -> None:
         while not self._context.stopping:
@@ -150,7 +150,7 @@ class WorkerService:
         else:
             # Read here and not where stats are collected: graphs come and go in this thread.
             if decoder is not None and decoder.counters.graph_steps > steps_before:
-                self._graph_launches_per_step = decoder.launches_per_step
+                self._graph_launches = asdict(decoder.launches)
             aborted = progress.finish is FinishReason.ABORT
             self._counters.requests_cancelled += aborted
             self._counters.requests_done += not aborted

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import random
+from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -174,6 +176,26 @@ def test_a_request_that_ends_early_leaves_nothing_running(demo: Setup) -> None:
             tokens.close()
         assert torch.cuda.current_stream().query()
     assert demo.decode(demo.graphs, [prompt], 50)[0] == expected
+
+
+def test_nothing_blocks_the_host_while_steps_hit(demo: Setup) -> None:
+    """By the decoder's own count and by torch's, which raises where a call would block."""
+    prompt = demo.prompt(30)
+    expected, _ = demo.decode(demo.graphs, [prompt], 60)
+    counters, logits = replace(demo.graphs.counters), demo.prefill(prompt, demo.states[0]).clone()
+    with demo.experts.step(), closing(demo.graphs.tokens(logits.unsqueeze(0), [GREEDY], 60)) as tokens:
+        got = [next(tokens)]
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            got += [next(tokens) for _ in range(50)]
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+    assert got == expected[:51]
+    assert demo.graphs.counters.graph_step_syncs == counters.graph_step_syncs
+    assert demo.graphs.counters.graph_request_syncs == counters.graph_request_syncs + 5
+    demo.graphs.begin(demo.experts)  # forgets its graphs
+    assert demo.decode(demo.graphs, [prompt], 60)[0] == expected
+    assert demo.graphs.counters.graph_step_syncs > counters.graph_step_syncs
 
 
 @pytest.mark.parametrize("sequences", [2, 4])

@@ -7,6 +7,7 @@ step before it has launched the next, unless somebody wants log-probabilities.
 from __future__ import annotations
 
 import secrets
+import statistics
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
@@ -16,7 +17,7 @@ import torch
 
 from kernels.decode.sampling import STEPS
 from services.worker.decode.control import Control
-from services.worker.decode.step import Buffers, DecodeStep, Extent, join
+from services.worker.decode.step import Buffers, DecodeStep, Extent, join, sampling_words
 from services.worker.decode.tickets import TicketedExperts, Tickets, control_of
 from services.worker.decode.weights import LayerWeights
 from services.worker.model import Model, SequenceState
@@ -32,11 +33,26 @@ SCRATCH_POSITIONS = 256
 
 @dataclass(slots=True)
 class DecodeCounters:
-    """Cumulative; times in seconds."""
+    """Cumulative; times in seconds.
+
+    A sync is a call that blocks the host until the GPU is done: where a request begins and ends, and between its steps,
+    where a graph is captured and nowhere else.
+    """
 
     graph_steps: int = 0
     graph_misses: int = 0
     graph_wait_seconds: float = 0.0
+    graph_request_syncs: int = 0
+    graph_step_syncs: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Launches:
+    """Kernels of the longest step captured so far; those of its layers are a mean and the most."""
+
+    graph_launches_per_step: int
+    graph_launches_per_layer: float
+    graph_most_launches_per_layer: int
 
 
 @dataclass(slots=True)
@@ -80,10 +96,12 @@ class Decoder:
         return self._opened is not None
 
     @property
-    def launches_per_step(self) -> int:
-        """Of the longest step captured so far."""
+    def launches(self) -> Launches:
         assert self._opened is not None
-        return max(capture.step.num_launches for capture in self._opened.captures.values())
+        steps = [capture.step for capture in self._opened.captures.values()]
+        longest = max(steps, key=lambda step: step.num_launches)
+        layers = longest.layer_launches
+        return Launches(longest.num_launches, statistics.mean(layers), max(layers))
 
     def warm_up(self) -> None:
         """Compile and load every kernel, on a sequence and a pool of its own."""
@@ -156,13 +174,18 @@ class Decoder:
         for number, (state, own) in enumerate(zip(self._states, params, strict=True)):
             seed = own.seed if own.seed >= 0 else secrets.randbits(63)
             b.positions[number] = state.position - 1
-            b.set_sampling(number, own, seed)
+            self._upload(b.sampling[number], sampling_words(own, seed))
         b.step.zero_()
         control = opened.experts.control
-        b.own.copy_(torch.tensor([control.worker_clock, control.ticket_head, 0]))
+        self._upload(b.own, torch.tensor([control.worker_clock, control.ticket_head, 0]))
         b.waited.zero_()
-        b.counts.copy_(torch.from_numpy(control.uses.astype("int64")))
+        self._upload(b.counts, torch.from_numpy(control.uses.astype("int64")))
         b.logits.copy_(logits)
+
+    def _upload(self, target: torch.Tensor, source: torch.Tensor) -> None:
+        """From pageable memory, which blocks until it is done."""
+        target.copy_(source)
+        self.counters.graph_request_syncs += 1
 
     def _launch(self, is_first: bool = False) -> torch.cuda.Event:
         capture = self._capture(max(state.position for state in self._states))
@@ -193,8 +216,9 @@ class Decoder:
             if not self._eager:
                 torch.cuda.synchronize(self._model.device)
                 for graph, launches in zip(graphs, (step.forward, step.draw), strict=True):
-                    with torch.cuda.graph(graph, stream=self._stream):
+                    with torch.cuda.graph(graph, stream=self._stream):  # synchronises as it begins
                         launches()
+                self.counters.graph_step_syncs += 1 + len(graphs)
             opened.captures[extent.positions] = _Capture(step, *graphs)
         return opened.captures[extent.positions]
 
@@ -227,6 +251,7 @@ class Decoder:
             opened.tickets.missed = 0
             opened.tickets.answered = control.ticket_head
             self.counters.graph_wait_seconds += int(self._buffers.own[2]) * 1e-9
+            self.counters.graph_request_syncs += 2  # the one above, and this number's way here
 
     def _drain(self) -> None:
         event = torch.cuda.Event()  # type: ignore[no-untyped-call]

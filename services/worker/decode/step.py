@@ -123,9 +123,11 @@ class Buffers:
         self.threshold, self.best = floats(s), whole(s, BLOCKS, 2)
         self.done = whole(s, dtype=torch.uint32)
 
-    def set_sampling(self, sequence: int, params: SamplingParams, seed: int) -> None:
-        words = struct.pack("<fffiQ", params.temperature, params.top_p, params.min_p, params.top_k, seed)
-        self.sampling[sequence].copy_(torch.frombuffer(bytearray(words), dtype=torch.int32))
+
+def sampling_words(params: SamplingParams, seed: int) -> torch.Tensor:
+    """What `sample` reads of one sequence, int32 [SAMPLING_WORDS] on the host."""
+    words = struct.pack("<fffiQ", params.temperature, params.top_p, params.min_p, params.top_k, seed)
+    return torch.frombuffer(bytearray(words), dtype=torch.int32)
 
 
 class DecodeStep:
@@ -149,10 +151,14 @@ class DecodeStep:
         self._frequencies = {ratio: model.frequencies(ratio) for ratio in set(self._config.compress_ratios)}
         self._draw = self._drawing()
         self._forward = [self._start(model, weights[0])]
+        self.layer_launches: list[int] = []
+        """How many each layer has."""
         for number, (layer, state) in enumerate(zip(weights, tensors, strict=True)):
             following = weights[number + 1] if number + 1 < len(weights) else None
-            self._forward += self._attention_half(layer, state, self._config.compress_ratios[number])
-            self._forward += self._expert_half(layer, number, model, following)
+            launches = self._attention_half(layer, state, self._config.compress_ratios[number])
+            launches += self._expert_half(layer, number, model, following)
+            self._forward += launches
+            self.layer_launches.append(len(launches))
         self._forward += self._head(model)
 
     @property

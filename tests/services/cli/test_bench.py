@@ -43,7 +43,15 @@ AFTER = {
     "prefill_seconds": 1.01,
     "decode_seconds": 1.04,
 }
-GRAPH = {"graph_steps": 3, "graph_wait_seconds": 0.01, "graph_launches_per_step": 99}
+GRAPH = {
+    "graph_steps": 3,
+    "graph_wait_seconds": 0.01,
+    "graph_request_syncs": 5,
+    "graph_step_syncs": 3,
+    "graph_launches_per_step": 99,
+    "graph_launches_per_layer": 15.5,
+    "graph_most_launches_per_layer": 18,
+}
 FLOOR = Floor(3 * 10**9, 10**9, 4e12, "--ceiling")
 
 
@@ -56,16 +64,18 @@ def test_a_phase_is_what_the_counters_gained() -> None:
     assert (result.misses_per_step, result.late_hits_per_step, result.messages_per_step) == (2.5, 0.5, 1.5)
     assert result.bytes_per_step == 1000
     assert result.wait_share == pytest.approx(0.2)
-    assert (result.gpu_busy_share, result.launches_per_step) == (None, None)
+    assert (result.gpu_busy_share, result.host_syncs_per_step, result.launches_per_step) == (None, None, None)
 
 
 def test_a_graph_waits_by_its_own_count() -> None:
     result = phase("warm", IDS, TIMES, BEFORE, AFTER | GRAPH)
     assert result.wait_share == pytest.approx(0.2)
     assert result.gpu_busy_share == pytest.approx(0.8)
-    assert result.launches_per_step == 99
+    assert (result.launches_per_step, result.launches_per_layer, result.most_launches_per_layer) == (99, 15.5, 18)
+    assert (result.host_syncs_per_step, result.host_syncs_per_request) == (0.75, 5)
     later = phase("warm", IDS, TIMES, AFTER | GRAPH, AFTER | GRAPH | {"uses": 300, "graph_wait_seconds": 0.02})
     assert (later.wait_share, later.hit_rate) == (pytest.approx(0.2), 1.0)
+    assert (later.host_syncs_per_step, later.host_syncs_per_request) == (0, 0)
 
 
 @pytest.mark.parametrize(
@@ -110,6 +120,8 @@ def test_tables_show_what_there_is() -> None:
     assert "launches" not in on_cpu
     assert "GPU busy" not in on_cpu
     assert "launches a step" in on_gpu
+    assert "15.5, at most 18" in on_gpu
+    assert "0.750" in on_gpu
     assert "80.0%" in on_gpu
     assert "floor" not in shown(phases_table(a_run(AFTER), None))
     by_size = shown(fractions_table([a_run(AFTER, 100), a_run(AFTER)], None))
