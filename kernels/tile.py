@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping
+from contextvars import ContextVar
 from typing import Any, NamedTuple
 
 import tilelang
@@ -21,6 +22,24 @@ _PASS_CONFIGS = {tilelang.PassConfigKey.TL_DISABLE_WARP_SPECIALIZED: True}
 
 KERNELS: list[TileKernel] = []
 """Every kernel of the modules imported so far, for tests and for compiling ahead of use."""
+
+
+NOTED: ContextVar[dict[Program, None] | None] = ContextVar("NOTED", default=None)
+"""Where this thread's kernels are noted, in order, instead of compiled and launched; see `kernels.rehearsal`."""
+
+
+class Program(NamedTuple):
+    """A kernel and sizes, which can be compiled."""
+
+    kernel: TileKernel
+    sizes: tuple[tuple[str, Any], ...]
+
+    def __str__(self) -> str:
+        return f"{self.kernel.name}({', '.join(f'{name}={value!r}' for name, value in self.sizes)})"
+
+    def compile(self) -> None:
+        """Returns once the kernel has it."""
+        self.kernel(**dict(self.sizes))
 
 
 class Lowered(NamedTuple):
@@ -45,6 +64,9 @@ class TileKernel:
 
     def __call__(self, **sizes: Any) -> Callable[..., None]:
         """The compiled program of these sizes; compiled at the first call, kept for the life of the process."""
+        if (noted := NOTED.get()) is not None:
+            noted[Program(self, tuple(sizes.items()))] = None
+            return _launch_nothing
         return self._compiled(**sizes)
 
     def lower(self, arch: str, **sizes: Any) -> Lowered:
@@ -60,8 +82,16 @@ class TileKernel:
         return self.lower(arch, **sizes).source
 
     def _compile(self, **sizes: Any) -> Callable[..., None]:
-        compiled: Callable[..., None] = tilelang.compile(self._build(**sizes), pass_configs=_PASS_CONFIGS)
-        return compiled
+        compiled = tilelang.compile(self._build(**sizes), pass_configs=_PASS_CONFIGS)
+        executable = compiled.adapter.get_exportable_executable()
+        if isinstance(executable, tvm.runtime.Executable):
+            executable.jit()  # links the host's part, for which the first launch would wait
+        launch: Callable[..., None] = compiled
+        return launch
+
+
+def _launch_nothing(*tensors: object) -> None:
+    """What a rehearsal has in place of a compiled program."""
 
 
 def tile_kernel(*examples: Mapping[str, Any]) -> Callable[[Callable[..., Any]], TileKernel]:

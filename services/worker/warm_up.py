@@ -5,13 +5,39 @@ Compiled kernels stay on disk, so only the first start of a version takes its ti
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 
 import torch
 
 from services.worker.model import Model, SequenceState
 from shared.checkpoint.records import RecordLayout
+from shared.planning.machine import available_memory, read_meminfo
+
+COMPILER_BYTES = 1 << 30
+"""One compiler's memory, with room: 0.5 GB were measured."""
+
+
+def compile_ahead(run: Callable[[], None], progress: Callable[[str], None]) -> None:
+    """`run`, but before it compile the kernels that it launches, as many at a time as this machine can.
+
+    To find them, `run` is called once more, first, with zeros in place of what kernels write. What its launches depend
+    on must not be that; a kernel that was missed is compiled when it is launched.
+    """
+    from kernels.rehearsal import compile_all, rehearsal  # and TileLang, which takes seconds
+
+    progress("compiling kernels: minutes at the first start, seconds later")
+    with rehearsal() as programs:
+        run()
+    compile_all(programs, _num_compilers(), lambda done, total: progress(f"compiling kernels: {done} of {total}"))
+    run()
+
+
+def _num_compilers() -> int:
+    meminfo = read_meminfo(Path("/proc/meminfo").read_text(encoding="ascii"))
+    return max(1, min(len(os.sched_getaffinity(0)), available_memory(meminfo) // COMPILER_BYTES))
 
 
 def warm_up(model: Model, state: SequenceState) -> None:
