@@ -133,6 +133,7 @@ __device__ __forceinline__ void attention_inputs(const float* y, const int* posi
                                                  const float* frequencies, float eps, int entries, uint8_t* codes,
                                                  float* scales, void* keys, float* rows, void* index_keys,
                                                  float* index_rows) {
+  await_previous();
   const int s = blockIdx.y, position = positions[s];
   y += s * N;
   __nv_bfloat16* own_keys = static_cast<__nv_bfloat16*>(keys) + int64_t(s) * (WINDOW + entries) * D;
@@ -212,6 +213,7 @@ __device__ __forceinline__ void attend_chunk(const float* q, int q_stride, const
   __shared__ float scores[HEADS][kChunk];
   __shared__ __align__(16) float probabilities[kChunk][8];
   __shared__ int rows[kChunk];
+  await_previous();
   const int s = blockIdx.z, head0 = blockIdx.x * HEADS, chunk = blockIdx.y, position = positions[s];
   const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
   const __nv_bfloat16* own_keys = static_cast<const __nv_bfloat16*>(keys) + int64_t(s) * (WINDOW + entries) * D;
@@ -308,6 +310,7 @@ template <int H, int D, int R, int CHUNKS>
 __device__ __forceinline__ void attend_combine(const float* sums, const float* tops, const float* denominators,
                                                const float* sink, const int* positions, const float* frequencies,
                                                void* o) {
+  await_previous();
   const int head = blockIdx.x, s = blockIdx.y;
   tops += s * CHUNKS * H + head;
   denominators += s * CHUNKS * H + head;

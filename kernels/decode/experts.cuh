@@ -12,18 +12,6 @@ namespace icebox {
 //   uses    u64 [layers, experts]
 constexpr int kTickets = 64, kTicketWords = 64;
 
-__device__ __forceinline__ int load_system(const int* p) {
-  int v;
-  asm volatile("ld.acquire.sys.global.s32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
-  return v;
-}
-
-using u64 = unsigned long long;
-
-__device__ __forceinline__ void store_system(u64* p, u64 v) {
-  asm volatile("st.release.sys.global.u64 [%0], %1;" ::"l"(p), "l"(v) : "memory");
-}
-
 __device__ __forceinline__ u64 nanoseconds() {
   u64 t;
   asm volatile("mov.u64 %0, %globaltimer;" : "=l"(t));
@@ -53,6 +41,7 @@ __device__ __forceinline__ void route(const float* y, int stride, int offset, co
   __shared__ float keys[S][E], ranked[S][K], weights[S][E];
   __shared__ int ranks[S][E], first[32], resident_first[32];
   const int e = threadIdx.x, warp = e >> 5, lane = e & 31;
+  await_previous();
   const int slot = e < E ? load_system(table + layer * E + e) : 0;  // early: it may be the bus's other side
   float score[S];
 #pragma unroll
@@ -189,6 +178,7 @@ __device__ __forceinline__ void experts_up(const float* y, int stride, const uin
     fp8_rows<KW, S, unroll(KW / kActBlock, 2)>(shared_w2 + int64_t(first) * W + k, W,
                                               shared_scale + first / ROWS_PER_SCALE * (W / kActBlock) + k / kActBlock,
                                               inputs[warp].codes[0], KW, inputs[warp].scales[0], KW / kActBlock, acc, [&] {
+      await_previous();
       quantise(inputs[warp], [&](int token, int i) {
         const float4* at = reinterpret_cast<const float4*>(y + token * stride + k + i);
         return gated(at[0], at[W / 4], limit, 1.0f);
@@ -202,6 +192,7 @@ __device__ __forceinline__ void experts_up(const float* y, int stride, const uin
     }
     return;
   }
+  await_previous();
   constexpr int KW = D / WARPS;
   const int place = (blockIdx.x - SHARED) / TILES, tile = (blockIdx.x - SHARED) % TILES, k = warp * KW;
   const int position = routing->position_of[place];
@@ -235,14 +226,23 @@ __device__ __forceinline__ void experts_down(const void* hidden, float limit, co
   __shared__ Partials<S, WARPS> partials[TILES];
   __shared__ Quantised<KW, S, uint16_t> inputs[WARPS];
   const int warp = threadIdx.x >> 5, k = warp * KW, first = blockIdx.x * 16 * TILES;
-  const int position = routing->position_of[blockIdx.y], slot = routing->slot_of[blockIdx.y];
-  if (position < 0 || slot < 0) return;
+  // The router's own kernel ended before this one started, so weights of experts that were there can come at once.
+  const int position = routing->position_of[blockIdx.y];
+  if (position < 0) return;
+  const volatile int& place = routing->slot_of[blockIdx.y];
+  int slot = place;
+  if (!__all_sync(0xFFFFFFFFu, slot >= 0)) {
+    await_previous();
+    slot = place;
+  }
+  if (slot < 0) return;
   const __nv_bfloat16* from = static_cast<const __nv_bfloat16*>(hidden) + int64_t(position) * S * 2 * W + k;
   const uint8_t* record = pool + slot * slot_bytes;
   float acc[TILES][SUMS] = {};
   fp4_rows<KW, S, TILES, unroll(KW / kActBlock, AHEAD)>(
       record + w2 + int64_t(first) * (W / 2) + k / 2, W / 2, record + w2_scale + first * (W / 32) + k / 32, W / 32,
       inputs[warp].codes[0], KW, inputs[warp].scales[0], KW / kActBlock, acc, [&] {
+        await_previous();
         quantise(inputs[warp], [&](int token, int i) {
           const __nv_bfloat16* at = from + token * 2 * W + i;
           return gated(load_bf16x4(at), load_bf16x4(at + W), limit, routing->weights[position][token]);
@@ -266,7 +266,6 @@ __device__ __forceinline__ void experts_write(const int* decisions, const void* 
                                               void* streams, const float* post, const float* comb, const float* fn,
                                               float* parts) {
   const auto* routing = reinterpret_cast<const Routing<POSITIONS, S>*>(decisions);
-  if (blockIdx.x == 0 && threadIdx.x == 0) store_system(static_cast<u64*>(clock), ++*static_cast<u64*>(own));
   streams_write<D, S, J>(
       [&](int s, int column) {
         float sum = 0;
@@ -276,6 +275,7 @@ __device__ __forceinline__ void experts_write(const int* decisions, const void* 
         return bf16_round(sum + __bfloat162float(static_cast<const __nv_bfloat16*>(shared)[s * D + column]));
       },
       streams, post, comb, fn, parts);
+  if (blockIdx.x == 0 && threadIdx.x == 0) store_system(static_cast<u64*>(clock), ++*static_cast<u64*>(own));
 }
 
 }  // namespace icebox

@@ -5,6 +5,7 @@
 
 from typing import Any
 
+import tilelang.cuda.language as cuda
 import tilelang.language as T
 
 from kernels.decode.linear import num_warps
@@ -16,10 +17,10 @@ OWN_WORDS = 3
 """What the GPU itself keeps, int64: the clock, the number of tickets, nanoseconds waited for experts."""
 
 
-# Shapes of blocks, the fastest on an H200: warps that share the inputs, tiles of 16 rows, and blocks of 128 inputs
-# whose weights are loaded ahead.
-UP_WARPS, UP_AHEAD = 4, 2
-DOWN_WARPS, DOWN_TILES, DOWN_AHEAD = 4, 4, 2
+# Shapes of blocks, the fastest on an H200: warps that share the inputs, tiles of 16 rows, blocks of 128 inputs whose
+# weights are loaded ahead, and how many of them a multiprocessor's registers must hold at once.
+UP_WARPS, UP_AHEAD, UP_AT_ONCE = 4, 2, 6
+DOWN_WARPS, DOWN_TILES, DOWN_AHEAD, DOWN_AT_ONCE = 4, 4, 2, 3
 
 _PUBLISHED = {"experts": 256, "topk": 6, "stride": 4352, "offset": 4096, "scaling": 1.5, "s": 1}
 
@@ -101,6 +102,7 @@ def experts_up(d: int, width: int, stride: int, topk: int, limit: float, s: int,
         hidden: T.Tensor((positions, s, 2 * width), "bfloat16"),
     ) -> None:
         with T.Kernel(d // 16 + positions * (2 * width // 16), threads=32 * warps, prelude=source()):
+            cuda.annotate_min_blocks_per_sm(UP_AT_ONCE)
             call(
                 "experts_up",
                 (d, width, s, positions, warps, UP_AHEAD, rows_per_scale),
@@ -129,6 +131,7 @@ def experts_down(d: int, width: int, topk: int, limit: float, s: int) -> Any:
         outputs: T.Tensor((positions, s, d), "bfloat16"),
     ) -> None:
         with T.Kernel(d // (16 * tiles), positions, threads=32 * warps, prelude=source()):
+            cuda.annotate_min_blocks_per_sm(DOWN_AT_ONCE)
             call(
                 "experts_down",
                 (d, width, s, positions, tiles, warps, DOWN_AHEAD),

@@ -13,6 +13,7 @@ __device__ __forceinline__ void index_scores(const float* q, int q_stride, const
   constexpr int V = D / 32;
   __shared__ __align__(16) __nv_bfloat16 query[H][D];
   __shared__ float weights[H];
+  await_previous();
   const int s = blockIdx.y, position = positions[s], count = (position + 1) / RATIO, first = blockIdx.x * 64;
   if (count <= TOPK || first >= count) return;
   const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, warps = blockDim.x >> 5;
@@ -98,6 +99,7 @@ __device__ __forceinline__ void index_scores(const float* q, int q_stride, const
 template <int RATIO, int TOPK>
 __device__ __forceinline__ void index_topk(const float* scores, const int* positions, int entries, int* chosen) {
   __shared__ int warp_first[32], taken_shared, equal_shared;
+  await_previous();
   const int s = blockIdx.x, count = (positions[s] + 1) / RATIO, warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
   if (count <= TOPK) return;
   scores += int64_t(s) * entries;

@@ -106,10 +106,10 @@ __device__ __forceinline__ void fused_linear(const uint8_t* w8, const uint8_t* s
   if (is_fp8) {
     fp8_rows<KW, S, unroll(KW / kActBlock, 2)>(
         w8 + int64_t(row) * K + k, K, scale + row / ROWS_PER_SCALE * (K / kActBlock) + k / kActBlock, codes + k, K,
-        scales + k / kActBlock, K / kActBlock, acc, [] {});
+        scales + k / kActBlock, K / kActBlock, acc, await_previous);
   } else {
     bf16_rows<KW, S, unroll(KW / 32, 4)>(static_cast<const uint16_t*>(w16) + int64_t(row - N8) * K + k, K,
-                                        static_cast<const uint16_t*>(x) + k, K, acc);
+                                        static_cast<const uint16_t*>(x) + k, K, acc, await_previous);
   }
   keep<S>(partials[warp], acc);
   __syncthreads();
@@ -128,7 +128,7 @@ __device__ __forceinline__ void grouped_linear(const uint8_t* w, const uint8_t* 
   float acc[4] = {0, 0, 0, 0};
   fp8_rows_bf16<KW, S, unroll(KW / kActBlock, 2)>(
       w + int64_t(row) * K + k, K, scale + row / ROWS_PER_SCALE * (K / kActBlock) + k / kActBlock,
-      static_cast<const uint16_t*>(x) + row / ROWS * K + k, STRIDE, acc);
+      static_cast<const uint16_t*>(x) + row / ROWS * K + k, STRIDE, acc, await_previous);
   keep<S>(partials[warp], acc);
   __syncthreads();
   for (int i = threadIdx.x; i < 16 * S; i += 32 * WARPS) {
@@ -144,12 +144,13 @@ __device__ __forceinline__ void quantised_linear(const uint8_t* w, const uint8_t
   __shared__ Quantised<KW, S, uint8_t> inputs[WARPS];
   const int warp = threadIdx.x >> 5, row = blockIdx.x * 16, k = warp * KW;
   const __nv_bfloat16* from = static_cast<const __nv_bfloat16*>(x) + k;
-  // Before the weights: registers for both at once would keep blocks off the multiprocessor.
-  quantise(inputs[warp], [&](int token, int i) { return load_bf16x4(from + token * K + i); });
   float acc[4] = {0, 0, 0, 0};
   fp8_rows<KW, S, unroll(KW / kActBlock, 2)>(w + int64_t(row) * K + k, K,
                                             scale + row / ROWS_PER_SCALE * (K / kActBlock) + k / kActBlock,
-                                            inputs[warp].codes[0], KW, inputs[warp].scales[0], KW / kActBlock, acc, [] {});
+                                            inputs[warp].codes[0], KW, inputs[warp].scales[0], KW / kActBlock, acc, [&] {
+    await_previous();
+    quantise(inputs[warp], [&](int token, int i) { return load_bf16x4(from + token * K + i); });
+  });
   keep<S>(partials[warp], acc);
   __syncthreads();
   for (int i = threadIdx.x; i < 16 * S; i += 32 * WARPS) {

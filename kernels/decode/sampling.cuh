@@ -36,6 +36,7 @@ __device__ __forceinline__ void sample_threshold(const float* logits, const void
   __shared__ float tops[32];
   __shared__ unsigned prefix, cut;
   __shared__ u64 wanted;
+  await_previous();
   const int s = blockIdx.x;
   const Sampling own = static_cast<const Sampling*>(sampling)[s];
   const bool has_k = own.top_k > 0 && own.top_k < V, has_p = own.top_p < 1.0f, has_min = own.min_p > 0.0f;
@@ -101,13 +102,16 @@ struct Best {
 
 // The draw, by all blocks; the one that ends last takes the best of them and moves the sequence on: (blocks, token).
 // log: int [steps, S], the tokens of each step, in the host's memory. done: unsigned [S], 0 between launches.
-template <int V, int S, int STEPS>
+// What the token wants of HASHED layers goes to the host as hints, before it sees the token.
+template <int V, int S, int STEPS, int HASHED, int E, int K>
 __device__ __forceinline__ void sample(const float* logits, const void* sampling, const float* threshold, void* bests_of_blocks,
-                                       unsigned* done, int* tokens, int* positions, int* step, int* log) {
+                                       unsigned* done, int* tokens, int* positions, int* step, int* log,
+                                       const void* hashed, const int* table, const void* clock, int* hints, int* written) {
   Best* best = static_cast<Best*>(bests_of_blocks);
   __shared__ float best_values[32];
   __shared__ int best_indices[32];
   __shared__ bool is_last;
+  await_previous();
   const int s = blockIdx.y, warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
   const Sampling own = static_cast<const Sampling*>(sampling)[s];
   const float lowest = threshold[s];
@@ -154,13 +158,16 @@ __device__ __forceinline__ void sample(const float* logits, const void* sampling
     mine.take(other->value, other->index);
   }
   gather();
+  const int token = mine.index < V ? mine.index : 0;  // all logits NaN: the host discards the step
   if (threadIdx.x == 0) {
-    const int token = mine.index < V ? mine.index : 0;  // all logits NaN: the host discards the step
     done[s] = 0;
     tokens[s] = token;
     positions[s] += 1;
     log[(step[s] % STEPS) * S + s] = token;
     step[s] += 1;
+  }
+  if constexpr (HASHED > 0) {
+    if (warp == 0) hint_hashed<HASHED, K>(hashed, V, token, table, E, *static_cast<const u64*>(clock), hints, written);
   }
 }
 

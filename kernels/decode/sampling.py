@@ -4,6 +4,8 @@ from typing import Any
 
 import tilelang.language as T
 
+from kernels.decode.experts import OWN_WORDS
+from kernels.decode.hints import HINT_WORDS, HINTS
 from kernels.decode.source import call, source
 from kernels.tile import tile_kernel
 
@@ -30,9 +32,14 @@ def sample_threshold(vocab: int, s: int) -> Any:
     return sample_threshold
 
 
-@tile_kernel({"vocab": 129280, "s": 1}, {"vocab": 512, "s": 4})
-def sample(vocab: int, s: int) -> Any:
-    """Draws the next tokens, moves positions on and notes the tokens in the log."""
+@tile_kernel(
+    {"vocab": 129280, "s": 1, "hash_layers": 3, "experts": 256, "topk": 6},
+    {"vocab": 512, "s": 4, "hash_layers": 0, "experts": 16, "topk": 4},
+)
+def sample(vocab: int, s: int, hash_layers: int, experts: int, topk: int) -> Any:
+    """Draws the next tokens, moves positions on, notes the tokens in the log, and hints at what they want of the first
+    `hash_layers` layers by `hashed`."""
+    layers = T.dynamic("layers")
 
     @T.prim_func
     def sample(
@@ -45,8 +52,18 @@ def sample(vocab: int, s: int) -> Any:
         positions: T.Tensor((s,), "int32"),
         step: T.Tensor((s,), "int32"),
         log: T.Tensor((STEPS, s), "int32"),
+        hashed: T.Tensor((max(hash_layers, 1), vocab if hash_layers else 1, topk), "int16"),
+        table: T.Tensor((layers, experts), "int32"),
+        own: T.Tensor((OWN_WORDS,), "int64"),
+        hints: T.Tensor((HINTS, HINT_WORDS), "int32"),
+        hinted: T.Tensor((1,), "int32"),
     ) -> None:
         with T.Kernel(BLOCKS, s, threads=256, prelude=source()):
-            call("sample", (vocab, s, STEPS), logits, sampling, threshold, best, done, tokens, positions, step, log)
+            call(
+                "sample",
+                (vocab, s, STEPS, hash_layers, experts, topk),
+                *(logits, sampling, threshold, best, done, tokens, positions, step, log),
+                *(hashed, table, own, hints, hinted),
+            )
 
     return sample

@@ -7,9 +7,10 @@ import functools
 from pathlib import Path
 from typing import Any
 
+import tilelang.cuda.language as cuda
 import tilelang.language as T
 
-_FILES = ("warp", "block", "linear", "streams", "attention", "indexer", "experts", "sampling")
+_FILES = ("chain", "warp", "block", "linear", "streams", "attention", "indexer", "hints", "experts", "sampling")
 
 
 @functools.cache
@@ -21,9 +22,14 @@ def source() -> str:
 
 
 def call(function: str, sizes: tuple[object, ...], *arguments: Any) -> Any:
-    """Call a template of namespace icebox; a buffer is passed as the address of its first element."""
+    """Call a template of namespace icebox; a buffer is passed as the address of its first element.
+
+    The wait behind it is for blocks that left early; it also has the kernel launched while the one before runs, see
+    chain.cuh.
+    """
     name = f"icebox::{function}<{', '.join(str(int(size) if isinstance(size, bool) else size) for size in sizes)}>"
-    return T.call_extern("handle", name, *(_address(a) for a in arguments))
+    T.evaluate(T.call_extern("handle", name, *(_address(a) for a in arguments)))
+    return cuda.pdl_sync()
 
 
 def _address(argument: Any) -> Any:

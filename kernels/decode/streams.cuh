@@ -8,18 +8,27 @@ namespace icebox {
 constexpr int kStreams = 4;
 constexpr int kColumns = 32;
 
-// The parts of the next projection, fn float32 [J, 4 * D], and of the sum of squares: parts[token][block][J + 1].
-// The thread has column `column` of stream `stream`, whose new value for token s is h[s].
+// The thread has column `column` of stream `stream`: its part of fn, float32 [J, 4 * D].
+template <int D, int J>
+struct Factors {
+  float of[J];
+  __device__ Factors(const float* fn, int stream, int column) {
+#pragma unroll
+    for (int j = 0; j < J; ++j) of[j] = fn[j * kStreams * D + stream * D + column];
+  }
+};
+
+// The parts of the next projection and of the sum of squares, parts[token][block][J + 1], of the streams' new values:
+// h[s] is token s at the thread's column.
 template <int D, int S, int J>
-__device__ __forceinline__ void project(const float (&h)[S], const float* fn, float* parts, int stream, int column) {
+__device__ __forceinline__ void project(const float (&h)[S], const Factors<D, J>& factors, float* parts) {
   __shared__ float sums[kStreams][S][J + 1];
 #pragma unroll
   for (int j = 0; j <= J; ++j) {
-    const float factor = j < J ? fn[j * kStreams * D + stream * D + column] : 0.0f;
 #pragma unroll
     for (int s = 0; s < S; ++s) {
-      const float sum = warp_sum(h[s] * (j < J ? factor : h[s]));
-      if ((threadIdx.x & 31) == 0) sums[stream][s][j] = sum;
+      const float sum = warp_sum(h[s] * (j < J ? factors.of[j < J ? j : 0] : h[s]));
+      if ((threadIdx.x & 31) == 0) sums[threadIdx.x >> 5][s][j] = sum;
     }
   }
   __syncthreads();
@@ -35,6 +44,8 @@ template <int D, int S, int J>
 __device__ __forceinline__ void streams_start(const int* tokens, const void* embedding, void* streams, const float* fn,
                                               float* parts) {
   const int stream = threadIdx.x >> 5, column = blockIdx.x * kColumns + (threadIdx.x & 31);
+  const Factors<D, J> factors(fn, stream, column);
+  await_previous();
   float h[S];
 #pragma unroll
   for (int s = 0; s < S; ++s) {
@@ -42,7 +53,7 @@ __device__ __forceinline__ void streams_start(const int* tokens, const void* emb
     static_cast<__nv_bfloat16*>(streams)[(s * kStreams + stream) * D + column] = x;
     h[s] = __bfloat162float(x);
   }
-  project<D, S, J>(h, fn, parts, stream, column);
+  project<D, S, J>(h, factors, parts);
 }
 
 // h'[k] = post[k] * x + sum over j of comb[j][k] * h[j], in place; x(s, column) is the sublayer's output.
@@ -51,6 +62,8 @@ __device__ __forceinline__ void streams_write(Output x, void* streams, const flo
                                               const float* fn, float* parts) {
   const int stream = threadIdx.x >> 5, column = blockIdx.x * kColumns + (threadIdx.x & 31);
   __nv_bfloat16* at = static_cast<__nv_bfloat16*>(streams) + column;
+  const Factors<D, J> factors(fn, stream, column);
+  await_previous();
   float h[S];
 #pragma unroll
   for (int s = 0; s < S; ++s) {
@@ -64,7 +77,7 @@ __device__ __forceinline__ void streams_write(Output x, void* streams, const flo
   __syncthreads();  // every stream of these columns has been read
 #pragma unroll
   for (int s = 0; s < S; ++s) at[(s * kStreams + stream) * D] = __float2bfloat16_rn(h[s]);
-  project<D, S, J>(h, fn, parts, stream, column);
+  project<D, S, J>(h, factors, parts);
 }
 
 // The attention's output, bf16 [S, D].
@@ -193,6 +206,7 @@ __device__ __forceinline__ void sublayer_read(const void* streams, const float* 
                                               const float* base, const float* norm, float eps, float hc_eps,
                                               int iterations, void* out, uint8_t* codes, void* halves,
                                               float* scales, float* post, float* comb) {
+  await_previous();
   const int s = blockIdx.y;
   const float* own = parts + s * (D / kColumns) * 25;
   if (blockIdx.x == 0) {
@@ -208,6 +222,7 @@ template <int D, int THREADS>
 __device__ __forceinline__ void head_read(const void* streams, const float* parts, const float* scale, const float* base,
                                           const float* norm, float eps, float hc_eps, void* out, uint8_t* codes,
                                           float* scales) {
+  await_previous();
   const int s = blockIdx.y;
   streams_read<D, kStreams, THREADS>(static_cast<const uint16_t*>(streams) + s * kStreams * D,
                                      parts + s * (D / kColumns) * (kStreams + 1), scale, base, norm, eps, hc_eps,

@@ -103,10 +103,10 @@ __device__ __forceinline__ void fp8_rows(const uint8_t* w, int w_stride, const u
   }
 }
 
-// FP8 weights, bf16 activations that are not quantised. Results as in fp8_rows.
-template <int K, int S, int UNROLL>
+// FP8 weights, bf16 activations that are not quantised. Results and `prepare` as in fp8_rows.
+template <int K, int S, int UNROLL, typename Prepare>
 __device__ __forceinline__ void fp8_rows_bf16(const uint8_t* w, int w_stride, const uint8_t* scale, const void* x,
-                                              int x_stride, float* acc) {
+                                              int x_stride, float* acc, Prepare prepare) {
   const Lane lane;
   const uint8_t* row = w + int64_t(lane.g) * w_stride + 16 * lane.t;
   const uint8_t* row8 = row + int64_t(8) * w_stride;
@@ -122,6 +122,7 @@ __device__ __forceinline__ void fp8_rows_bf16(const uint8_t* w, int w_stride, co
         b[u][h] = stream16(row8 + (begin + u) * kActBlock + 64 * h);
       }
     }
+    if (begin == 0) prepare();
 #pragma unroll
     for (int u = 0; u < UNROLL; ++u) {
       float c[4] = {0, 0, 0, 0};
@@ -147,9 +148,10 @@ __device__ __forceinline__ void fp8_rows_bf16(const uint8_t* w, int w_stride, co
   }
 }
 
-// bf16 weights and activations, K a multiple of 32 * UNROLL. Results as in fp8_rows.
-template <int K, int S, int UNROLL>
-__device__ __forceinline__ void bf16_rows(const void* w, int w_stride, const void* x, int x_stride, float* acc) {
+// bf16 weights and activations, K a multiple of 32 * UNROLL. Results and `prepare` as in fp8_rows.
+template <int K, int S, int UNROLL, typename Prepare>
+__device__ __forceinline__ void bf16_rows(const void* w, int w_stride, const void* x, int x_stride, float* acc,
+                                          Prepare prepare) {
   const Lane lane;
   const uint16_t* row = static_cast<const uint16_t*>(w) + int64_t(lane.g) * w_stride + 8 * lane.t;
   const uint16_t* row8 = row + int64_t(8) * w_stride;
@@ -163,6 +165,7 @@ __device__ __forceinline__ void bf16_rows(const void* w, int w_stride, const voi
       a[u] = stream16(row + begin + 32 * u);
       b[u] = stream16(row8 + begin + 32 * u);
     }
+    if (begin == 0) prepare();
 #pragma unroll
     for (int u = 0; u < UNROLL; ++u) {
       const uint4 v = load16(token + begin + 32 * u);
@@ -181,45 +184,50 @@ __device__ __forceinline__ void bf16_rows(const void* w, int w_stride, const voi
 // of codes i and i + 4, which a mask takes out of a word of codes together.
 __host__ __device__ constexpr int fp4_place(int i) { return i / 8 * 8 + (i % 8 < 4 ? 2 * (i % 8) : 2 * (i % 8 - 4) + 1); }
 
-// Codes I and I + 4 of a word as float16 of 2^-14 of their value, exact: sign to sign, exponent and mantissa to the lowest
-// exponent bits and the highest mantissa bit, where a zero exponent means subnormal in both formats.
-template <int I>
-__device__ __forceinline__ uint32_t fp4_pair(uint32_t w) {
-  const uint32_t sign = I < 3 ? w << (12 - 4 * I) : w;
-  const uint32_t magnitude = I < 3 ? w << (9 - 4 * I) : w >> 3;
-  return (magnitude & 0x0E000E00u) | (sign & 0x80008000u);
+// The eight codes of a word as float16 of 2^-14 of their value, exact: pairs[i] holds codes i and i + 4. Sign goes to sign,
+// exponent and mantissa to the lowest exponent bits and the highest mantissa bit, where a zero exponent means subnormal in
+// both formats. Logic is what limits us on sm_90, which has half as many units for it as for multiplications: odd codes
+// move together by one shift, even ones by products with powers of two.
+__device__ __forceinline__ void fp4_pairs(uint32_t w, uint32_t (&pairs)[4]) {
+  constexpr uint32_t kHalf = 0x8E008E00u;
+  const uint32_t odd = (w & 0x80808080u) | ((w >> 3) & ~0x80808080u);
+  const uint32_t even = ((w * 8) & 0x40404040u) | (w & ~0x40404040u);
+  pairs[0] = (even * 512) & kHalf;
+  pairs[1] = (odd * 256) & kHalf;
+  pairs[2] = (even * 2) & kHalf;
+  pairs[3] = odd & kHalf;
 }
 
 // FP4 weights, FP8 activations, TILES times 16 rows. Lane t holds the t-th of four blocks of 32 inputs, each with a scale
 // of its own: column 4 * s + block of the product takes only that block's inputs of token s, so the blocks' sums stay
 // apart. acc[tile][2 * p], acc[tile][2 * p + 1]: this lane's share of rows g and g + 8 of token 2 * p + t / 2, to be summed
 // over t & 1. w: packed codes; scale: ue8m0 [rows, scale_stride], one for 32 inputs; x: float16, in the order of fp4_place;
-// prepare: as above.
-template <int K, int S, int TILES, int UNROLL, typename Prepare>
+// prepare: as above. The weights of AHEAD blocks of 128 inputs are always on their way.
+template <int K, int S, int TILES, int AHEAD, typename Prepare>
 __device__ __forceinline__ void fp4_rows(const uint8_t* w, int w_stride, const uint8_t* scale, int scale_stride,
                                          const void* x, int x_stride, const float* x_scale, int x_scale_stride,
                                          float (&acc)[TILES][2 * ((S + 1) / 2)], Prepare prepare) {
-  constexpr int PAIRS = (S + 1) / 2;
+  constexpr int PAIRS = (S + 1) / 2, BLOCKS = K / kActBlock;
   const Lane lane;
   const uint8_t* row = w + int64_t(lane.g) * w_stride + 16 * lane.t;
   const uint8_t* row_scale = scale + lane.g * scale_stride + 2 * (lane.t & 1);
   const bool is_mine = (lane.g & 3) == lane.t;  // this lane's column takes this lane's block
-#pragma unroll 1
-  for (int begin = 0; begin < K / kActBlock; begin += UNROLL) {
-    uint4 a[UNROLL][TILES][2];
-    uint32_t scales[UNROLL][TILES][2];
+  uint4 a[AHEAD][TILES][2];
+  uint32_t scales[AHEAD][TILES][2];
+  const auto load = [&](int u, int block) {
 #pragma unroll
-    for (int u = 0; u < UNROLL; ++u) {
-#pragma unroll
-      for (int i = 0; i < 2 * TILES; ++i) {
-        a[u][i / 2][i % 2] = stream16(row + int64_t(8 * i) * w_stride + (begin + u) * 64);
-        scales[u][i / 2][i % 2] =
-            *reinterpret_cast<const uint16_t*>(row_scale + 8 * i * scale_stride + (begin + u) * 4);
-      }
+    for (int i = 0; i < 2 * TILES; ++i) {
+      a[u][i / 2][i % 2] = stream16(row + int64_t(8 * i) * w_stride + block * 64);
+      scales[u][i / 2][i % 2] = *reinterpret_cast<const uint16_t*>(row_scale + 8 * i * scale_stride + block * 4);
     }
-    if (begin == 0) prepare();
+  };
 #pragma unroll
-    for (int u = 0; u < UNROLL; ++u) {
+  for (int u = 0; u < AHEAD; ++u) load(u, u);
+  prepare();
+#pragma unroll 1
+  for (int begin = 0; begin < BLOCKS; begin += AHEAD) {
+#pragma unroll
+    for (int u = 0; u < AHEAD; ++u) {
 #pragma unroll
       for (int p = 0; p < PAIRS; ++p) {
         const int column = 2 * p + (lane.g >> 2);
@@ -237,16 +245,18 @@ __device__ __forceinline__ void fp4_rows(const uint8_t* w, int w_stride, const u
           float c[4] = {0, 0, 0, 0};
 #pragma unroll
           for (int i = 0; i < 4; ++i) {
-            mma_f16(c, fp4_pair<0>(tops[i]), fp4_pair<0>(bottoms[i]), fp4_pair<1>(tops[i]), fp4_pair<1>(bottoms[i]), v[i].x,
-                    v[i].y);
-            mma_f16(c, fp4_pair<2>(tops[i]), fp4_pair<2>(bottoms[i]), fp4_pair<3>(tops[i]), fp4_pair<3>(bottoms[i]), v[i].z,
-                    v[i].w);
+            uint32_t t[4], b[4];
+            fp4_pairs(tops[i], t);
+            fp4_pairs(bottoms[i], b);
+            mma_f16(c, t[0], b[0], t[1], b[1], v[i].x, v[i].y);
+            mma_f16(c, t[2], b[2], t[3], b[3], v[i].z, v[i].w);
           }
           const uint32_t s_top = scales[u][tile][0], s_bottom = scales[u][tile][1];
           acc[tile][2 * p] += (c[0] * decode_scale(s_top & 0xFF) + c[1] * decode_scale(s_top >> 8)) * s;
           acc[tile][2 * p + 1] += (c[2] * decode_scale(s_bottom & 0xFF) + c[3] * decode_scale(s_bottom >> 8)) * s;
         }
       }
+      if (begin + AHEAD < BLOCKS) load(u, begin + AHEAD + u);
     }
   }
 }
