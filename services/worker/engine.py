@@ -19,6 +19,7 @@ from services.worker.experts import ExpertProvider, SharedExperts
 from services.worker.model import Model, SequenceState
 from services.worker.sampler import GREEDY, Sampler, SamplingParams
 from services.worker.sessions import KeptSegment, SessionStore, Trail, cut_prompt
+from shared.config import PrefetchConfig
 from shared.errors import ErrorCode, ServiceError
 
 if TYPE_CHECKING:
@@ -103,7 +104,7 @@ class EngineCounters:
 class Engine:
     """The model and one sequence state, begun anew for every job from what is kept of its prompt.
 
-    `prefill_chunk` and `min_segment` say where prompts are cut (see `cut_prompt`).
+    `prefill_chunk` and `min_segment` say where prompts are cut (see `cut_prompt`), `prefetch` what decoding hints at.
     """
 
     model: Model
@@ -111,6 +112,7 @@ class Engine:
     prefill_chunk: int
     min_segment: int = 1
     sessions: SessionStore = field(default_factory=SessionStore)
+    prefetch: PrefetchConfig = field(default_factory=PrefetchConfig)
     counters: EngineCounters = field(default_factory=EngineCounters)
     state: SequenceState = field(init=False)
     decoder: Decoder | None = field(init=False, default=None)
@@ -120,7 +122,7 @@ class Engine:
         if self.model.device.type == "cuda":
             from services.worker.decode.decoder import Decoder  # and TileLang, which takes seconds
 
-            self.decoder = Decoder(self.model, [self.state])
+            self.decoder = Decoder(self.model, [self.state], self.prefetch)
 
     def generate(self, job: Job, experts: ExpertProvider, cancelled: Callable[[], bool]) -> Iterator[Step]:
         """Yields one `Step` a token; only the last has a finish reason.

@@ -80,6 +80,7 @@ class ExpertCounters(LookAheadCounters):
     lookups: int = 0
     resident: int = 0
     fetch_messages: int = 0
+    hint_messages: int = 0
     wait_seconds: float = 0.0
 
 
@@ -186,7 +187,7 @@ class SharedExperts:
             return
         row = self.control.slot_table[layer]
         if wanted := tuple(e for e in expert_ids if row[e] < 0):
-            self._client.send(PrefetchHint(layer, wanted))
+            self.pass_hint(layer, wanted)
 
     def guess(self, layer: int, choose: Callable[[], Sequence[int]]) -> None:
         if not (self._prefetch.look_ahead and self._look_ahead.may_guess()):
@@ -194,7 +195,12 @@ class SharedExperts:
         row = self.control.slot_table[layer]
         if wanted := tuple(e for e in choose() if row[e] < 0):
             self._look_ahead.guessed(layer, wanted)
-            self._client.send(PrefetchHint(layer, wanted, is_guess=True))
+            self.pass_hint(layer, wanted, is_guess=True)
+
+    def pass_hint(self, layer: int, expert_ids: tuple[int, ...], is_guess: bool = False) -> None:
+        """Tell expertd of experts that were found missing before their look-up."""
+        self._counters.hint_messages += 1
+        self._client.send(PrefetchHint(layer, expert_ids, is_guess))
 
     def ask(self, layer: int, expert_ids: tuple[int, ...], held_slots: tuple[int, ...], clock: int) -> None:
         """Send for experts that a kernel found missing; it sees the answer in the slot table."""

@@ -78,6 +78,17 @@ def routing_of(weights: torch.Tensor, topk: int, slots: torch.Tensor | None) -> 
     return words
 
 
+def no_hints() -> tuple[torch.Tensor, ...]:
+    """What `sample` does not look at if no layer gets hints: hashed, table, own, hints, hinted."""
+    from kernels.decode.experts import OWN_WORDS
+    from kernels.decode.hints import HINT_WORDS, HINTS
+
+    hashed = torch.zeros(1, 1, 1, dtype=torch.int16, device=CUDA)
+    own = torch.zeros(OWN_WORDS, dtype=torch.int64, device=CUDA)
+    table, hints, hinted = (torch.zeros(*n, dtype=torch.int32, device=CUDA) for n in ((1, 1), (HINTS, HINT_WORDS), (1,)))
+    return hashed, table, own, hints, hinted
+
+
 def draws(logits: torch.Tensor, temperature: float, top_p: float, min_p: float, top_k: int, steps: int) -> torch.Tensor:
     """So many tokens drawn from the same logits at successive positions, int64 [steps]."""
     from kernels.decode.sampling import BLOCKS, STEPS, sample, sample_threshold
@@ -90,9 +101,10 @@ def draws(logits: torch.Tensor, temperature: float, top_p: float, min_p: float, 
     tokens, positions, step = (torch.zeros(1, dtype=torch.int32, device=CUDA) for _ in range(3))
     log = poisoned(STEPS, 1, dtype=torch.int32)
     out = torch.empty(steps, dtype=torch.int64, device=CUDA)
+    draw = sample(vocab=vocab, s=1, hash_layers=0, experts=1, topk=1)
     for i in range(steps):
         sample_threshold(vocab=vocab, s=1)(logits, sampling, threshold)
-        sample(vocab=vocab, s=1)(logits, sampling, threshold, best, done, tokens, positions, step, log)
+        draw(logits, sampling, threshold, best, done, tokens, positions, step, log, *no_hints())
         out[i] = tokens[0]
     assert positions.item() == step.item() == steps
     return out

@@ -41,6 +41,7 @@ class ResidentExperts:
         self.control_addresses = self.control.addresses(self._registration.device_address)
         self.fails = False
         self.asked: list[tuple[int, tuple[int, ...], tuple[int, ...], int]] = []
+        self.hinted: list[tuple[int, tuple[int, ...], bool, int]] = []
         self._stream = torch.cuda.Stream()
         self.remember_all()
 
@@ -57,6 +58,11 @@ class ResidentExperts:
 
     def ask(self, layer: int, expert_ids: tuple[int, ...], held_slots: tuple[int, ...], clock: int) -> None:
         self.asked.append((layer, expert_ids, held_slots, clock))
+        if not self.fails:
+            threading.Thread(target=self._bring, args=(layer, expert_ids)).start()
+
+    def pass_hint(self, layer: int, expert_ids: tuple[int, ...], is_guess: bool) -> None:
+        self.hinted.append((layer, expert_ids, is_guess, self.control.worker_clock))
         if not self.fails:
             threading.Thread(target=self._bring, args=(layer, expert_ids)).start()
 

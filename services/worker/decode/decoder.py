@@ -19,16 +19,18 @@ from kernels.decode.sampling import STEPS
 from services.worker.decode.control import Control
 from services.worker.decode.step import Buffers, DecodeStep, Extent, join, sampling_words
 from services.worker.decode.tickets import TicketedExperts, Tickets, control_of
-from services.worker.decode.weights import LayerWeights
+from services.worker.decode.weights import StepWeights
 from services.worker.model import Model, SequenceState
 from services.worker.sampler import GREEDY, SamplingParams
 from shared.checkpoint.records import RecordLayout
+from shared.config import PrefetchConfig
 from shared.memory.control_block import TICKET_WORDS, TICKETS
 
 # Positions that the captured extents reach: the first needs no choice of entries on the published model.
 FIRST_EXTENT = 2048
 GROWTH = 4
 SCRATCH_POSITIONS = 256
+DEFAULT_PREFETCH = PrefetchConfig()
 
 
 @dataclass(slots=True)
@@ -75,7 +77,13 @@ class _Opened:
 class Decoder:
     """Decodes the sequences of `states`, which prefill fills; their tensors are shared with it."""
 
-    def __init__(self, model: Model, states: list[SequenceState], eager: bool = False) -> None:
+    def __init__(
+        self,
+        model: Model,
+        states: list[SequenceState],
+        prefetch: PrefetchConfig = DEFAULT_PREFETCH,
+        eager: bool = False,
+    ) -> None:
         config = model.config
         self.counters = DecodeCounters()
         self._model = model
@@ -84,9 +92,7 @@ class Decoder:
         self._extents = _extents(states[0].max_context)
         self._tensors = join(states, config)
         self._buffers = Buffers(model, len(states), self._extents[-1])
-        self._weights = [
-            LayerWeights.of(layer, config, config.compress_ratios[number]) for number, layer in enumerate(model.layers)
-        ]
+        self._weights = StepWeights.of(model, prefetch)
         self._opened: _Opened | None = None
         self._stream = torch.cuda.Stream(model.device)  # type: ignore[no-untyped-call]
 
@@ -147,6 +153,8 @@ class Decoder:
                     events.append(self._launch(is_first=launched == 0))
                     launched += 1
                 self._wait(events.popleft())
+                if done + 1 < rooms:  # the next step's, before somebody takes time over this one's token
+                    self._buffers.hints.serve(self._opened.experts)
                 yield self._buffers.log[done % STEPS].tolist()
 
     def forced(self, ids: Sequence[int]) -> list[torch.Tensor]:
@@ -179,6 +187,7 @@ class Decoder:
         control = opened.experts.control
         self._upload(b.own, torch.tensor([control.worker_clock, control.ticket_head, 0]))
         b.waited.zero_()
+        b.hints.begin()
         self._upload(b.counts, torch.from_numpy(control.uses.astype("int64")))
         b.logits.copy_(logits)
 
@@ -227,6 +236,7 @@ class Decoder:
         assert self._opened is not None
         while not event.query():  # type: ignore[no-untyped-call]
             self._opened.tickets.serve()
+            self._buffers.hints.serve(self._opened.experts)
 
     @contextmanager
     def _ended(self) -> Iterator[None]:

@@ -35,7 +35,8 @@ from kernels.decode.streams import (
     sublayer_read,
 )
 from services.worker.decode.control import Control
-from services.worker.decode.weights import Fp8, LayerWeights
+from services.worker.decode.hints import Hints
+from services.worker.decode.weights import Fp8, LayerWeights, StepWeights
 from services.worker.device_memory import host_view
 from services.worker.model import LayerState, Model, SequenceState
 from services.worker.model.hyper import HyperConnection
@@ -122,6 +123,7 @@ class Buffers:
         self.logits = floats(s, c.vocab_size)
         self.threshold, self.best = floats(s), whole(s, BLOCKS, 2)
         self.done = whole(s, dtype=torch.uint32)
+        self.hints = Hints(device)
 
 
 def sampling_words(params: SamplingParams, seed: int) -> torch.Tensor:
@@ -136,7 +138,7 @@ class DecodeStep:
     def __init__(
         self,
         model: Model,
-        weights: Sequence[LayerWeights],
+        weights: StepWeights,
         tensors: Sequence[LayerTensors],
         buffers: Buffers,
         pool: torch.Tensor,
@@ -149,12 +151,12 @@ class DecodeStep:
         self._control = control
         self._extent = extent
         self._frequencies = {ratio: model.frequencies(ratio) for ratio in set(self._config.compress_ratios)}
-        self._draw = self._drawing()
-        self._forward = [self._start(model, weights[0])]
+        self._draw = self._drawing(weights.hashed)
+        self._forward = [self._start(model, weights.layers[0])]
         self.layer_launches: list[int] = []
         """How many each layer has."""
-        for number, (layer, state) in enumerate(zip(weights, tensors, strict=True)):
-            following = weights[number + 1] if number + 1 < len(weights) else None
+        for number, (layer, state) in enumerate(zip(weights.layers, tensors, strict=True)):
+            following = weights.layers[number + 1] if number + 1 < len(weights.layers) else None
             launches = self._attention_half(layer, state, self._config.compress_ratios[number])
             launches += self._expert_half(layer, number, model, following)
             self._forward += launches
@@ -343,13 +345,32 @@ class DecodeStep:
             self._fused(None, head.vocabulary, (b.codes, b.scales, b.x), b.logits),
         ]
 
-    def _drawing(self) -> list[Launch]:
-        c, b = self._config, self._buffers
-        filter_, draw = sample_threshold(vocab=c.vocab_size, s=b.s), sample(vocab=c.vocab_size, s=b.s)
+    def _drawing(self, hashed: torch.Tensor) -> list[Launch]:
+        c, b, control, hints = self._config, self._buffers, self._control, self._buffers.hints
+        filter_ = sample_threshold(vocab=c.vocab_size, s=b.s)
+        experts, topk = c.n_routed_experts, c.num_experts_per_tok
+        draw = sample(vocab=c.vocab_size, s=b.s, hash_layers=len(hashed), experts=experts, topk=topk)
+        if len(hashed) == 0:
+            hashed = hashed.new_zeros(1, 1, topk)
         log = host_view(b.log, str(b.x.device))
         return [
             lambda: filter_(b.logits, b.sampling, b.threshold),
-            lambda: draw(b.logits, b.sampling, b.threshold, b.best, b.done, b.tokens, b.positions, b.step, log),
+            lambda: draw(
+                b.logits,
+                b.sampling,
+                b.threshold,
+                b.best,
+                b.done,
+                b.tokens,
+                b.positions,
+                b.step,
+                log,
+                hashed,
+                control.table,
+                b.own,
+                hints.ring,
+                hints.written,
+            ),
         ]
 
 

@@ -21,6 +21,9 @@ class TicketedExperts(Protocol):
     def ask(self, layer: int, expert_ids: tuple[int, ...], held_slots: tuple[int, ...], clock: int) -> None:
         """Send for experts that the GPU found missing; the answer is in the slot table."""
 
+    def pass_hint(self, layer: int, expert_ids: tuple[int, ...], is_guess: bool) -> None:
+        """The GPU found these missing, and will want them, or may want them if it is a guess. Raises PeerLost."""
+
     def take_answers(self) -> None:
         """Raises ServiceError or PeerLost if what was asked for cannot be had."""
 

@@ -7,10 +7,12 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 
+from services.worker.model import Model
 from services.worker.model.compression import Compressor
 from services.worker.model.hyper import HyperConnection
 from services.worker.model.layer import Layer
 from shared.checkpoint.config import ModelConfig
+from shared.config import PrefetchConfig
 
 ROWS = 16
 """Rows of a block of threads; fewer are padded with zeros."""
@@ -86,6 +88,24 @@ class LayerWeights(NamedTuple):
             if moe.tid2eid is None
             else moe.tid2eid,
         )
+
+
+class StepWeights(NamedTuple):
+    """Of all layers. hashed: what each token wants of the layers that get hints because its id decides there, int16
+    [layers, vocab, num_experts_per_tok]."""
+
+    layers: list[LayerWeights]
+    hashed: torch.Tensor
+
+    @classmethod
+    def of(cls, model: Model, prefetch: PrefetchConfig) -> StepWeights:
+        config = model.config
+        layers = [LayerWeights.of(layer, config, config.compress_ratios[i]) for i, layer in enumerate(model.layers)]
+        tables = [layer.moe.tid2eid.short() for layer in model.layers if layer.moe.tid2eid is not None]
+        if tables and prefetch.hash_layers:
+            return cls(layers, torch.stack(tables))
+        shape = 0, config.vocab_size, config.num_experts_per_tok
+        return cls(layers, torch.zeros(shape, dtype=torch.int16, device=model.device))
 
 
 def _fp8(prepared: object) -> Fp8:
