@@ -112,6 +112,13 @@ def route(
     return torch.zeros_like(scores).scatter_(-1, ids, topk_weights(scores, ids, scaling))
 
 
+def hashed_hints(hashed: torch.Tensor, token: int, table: torch.Tensor) -> list[list[int]]:
+    """Of each layer the experts that `sample` hints at: those that the token wants, in the order of hashed [layers,
+    vocab, topk], and that have no slot in table [layers, experts]."""
+    wanted = zip(hashed[:, token].tolist(), table.tolist(), strict=True)
+    return [[expert for expert in ids if row[expert] < 0] for ids, row in wanted]
+
+
 def expert_output(
     x: torch.Tensor, record: torch.Tensor, width: int, limit: float, weight: torch.Tensor
 ) -> torch.Tensor:

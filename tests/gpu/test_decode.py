@@ -147,6 +147,33 @@ def test_missing_experts_are_waited_for_and_change_no_bit(demo: Setup) -> None:
         assert all(slot // table.shape[1] == layer for slot in held)
 
 
+def test_hash_layers_are_hinted_at_before_they_ask(demo: Setup) -> None:
+    """With time enough to read them they miss nothing, though the cache begins without any of their experts."""
+    experts, layers, steps = demo.experts, range(demo.config.num_hash_layers), 30
+    prompt = demo.prompt(40)
+    wanted = [demo.model.layers[layer].moe.tid2eid.tolist() for layer in layers]
+    expected, _ = demo.decode(demo.graphs, [prompt], steps)
+    logits = demo.prefill(prompt, demo.states[0]).clone()
+    experts.forget([(layer, expert) for layer in layers for expert in range(demo.config.n_routed_experts)])
+    torch.cuda.synchronize()
+    experts.asked.clear()
+    experts.hinted.clear()
+    got, read = [], [set() for _ in layers]
+    with experts.step():
+        for (token,) in demo.graphs.tokens(logits.unsqueeze(0), [GREEDY], steps, lookahead=False):
+            got.append([token])
+            if len(got) == steps:
+                continue  # nothing follows
+            new = [set(wanted[layer][token]) - read[layer] for layer in layers]
+            assert [set(ids) for _, ids, _ in experts.hinted] == [ids for ids in new if ids]
+            experts.until_read([(layer, expert) for layer in layers for expert in new[layer]])
+            experts.hinted.clear()
+            read = [before | ids for before, ids in zip(read, new, strict=True)]
+    experts.remember_all()
+    assert got == expected
+    assert not experts.asked
+
+
 def test_an_expert_that_cannot_be_read_ends_the_request_and_the_next_one_works(demo: Setup) -> None:
     prompt = demo.prompt(30)
     expected, _ = demo.decode(demo.graphs, [prompt], 20)

@@ -283,6 +283,31 @@ def test_a_missing_expert_is_asked_for_by_a_ticket() -> None:
     assert routing[1:13].tolist() == [3, 7, 11, 20, 0, 2, 1, 3, 3, 11, -1, -1]
 
 
+@pytest.mark.parametrize("s", TOKENS)
+def test_a_token_that_is_drawn_hints_at_missing_experts(s: int) -> None:
+    from kernels.decode.hints import HINT_WORDS, HINTS
+    from kernels.decode.sampling import BLOCKS, SAMPLING_WORDS, STEPS, sample
+
+    vocab, layers, experts, topk, clock = 512, 3, 24, 4, 2**33 + 2**31
+    zeros = lambda *shape, dtype=torch.int32: torch.zeros(*shape, dtype=dtype, device=CUDA)  # noqa: E731
+    hashed = torch.rand(layers, vocab, experts, device=CUDA).argsort(-1)[..., :topk].short().contiguous()
+    table = torch.randint(-1, 1, (layers + 2, experts), device=CUDA, dtype=torch.int32)
+    table[1] = 0
+    own, ring = torch.tensor([clock, 0, 0], device=CUDA), zeros(HINTS, HINT_WORDS)
+    written = zeros(1) + HINTS - 5
+    state = (zeros(s, SAMPLING_WORDS), zeros(s, dtype=torch.float32), zeros(s, BLOCKS, 2), zeros(s, dtype=torch.uint32))
+    tokens, positions, step, log = zeros(s), zeros(s), zeros(s), zeros(STEPS, s)
+    draw = sample(vocab=vocab, s=s, hash_layers=layers, experts=experts, topk=topk)
+    for _ in range(9):
+        logits, before = torch.randn(s, vocab, device=CUDA), int(written)
+        draw(logits, *state, tokens, positions, step, log, hashed, table, own, ring, written)
+        entries = {number: ring[(number - 1) % HINTS].tolist() for number in range(before + 1, int(written) + 1)}
+        assert [entry[0] for entry in entries.values()] == list(entries)
+        got = [(e[1], e[2], (e[3] - e[2]) & 0xFFFFFFFF, e[4], e[6 : 6 + e[5]]) for e in entries.values()]
+        missing = [enumerate(twin.hashed_hints(hashed, t, table[:layers])) for t in logits.argmax(-1).tolist()]
+        assert sorted(got) == sorted((0, layer, 2**31, 2, ids) for of in missing for layer, ids in of if ids)
+
+
 @pytest.mark.parametrize(
     "params",
     [

@@ -85,7 +85,9 @@ def no_hints() -> tuple[torch.Tensor, ...]:
 
     hashed = torch.zeros(1, 1, 1, dtype=torch.int16, device=CUDA)
     own = torch.zeros(OWN_WORDS, dtype=torch.int64, device=CUDA)
-    table, hints, hinted = (torch.zeros(*n, dtype=torch.int32, device=CUDA) for n in ((1, 1), (HINTS, HINT_WORDS), (1,)))
+    table, hints, hinted = (
+        torch.zeros(*n, dtype=torch.int32, device=CUDA) for n in ((1, 1), (HINTS, HINT_WORDS), (1,))
+    )
     return hashed, table, own, hints, hinted
 
 

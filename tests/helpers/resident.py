@@ -13,6 +13,7 @@ from contextlib import contextmanager
 import numpy as np
 import torch
 
+from helpers.gpu import eventually
 from shared.checkpoint.config import ModelConfig
 from shared.checkpoint.index import TensorIndex
 from shared.checkpoint.records import ExpertRecords
@@ -41,7 +42,7 @@ class ResidentExperts:
         self.control_addresses = self.control.addresses(self._registration.device_address)
         self.fails = False
         self.asked: list[tuple[int, tuple[int, ...], tuple[int, ...], int]] = []
-        self.hinted: list[tuple[int, tuple[int, ...], bool, int]] = []
+        self.hinted: list[tuple[int, tuple[int, ...], bool]] = []
         self._stream = torch.cuda.Stream()
         self.remember_all()
 
@@ -56,13 +57,18 @@ class ResidentExperts:
             self.control.slot_table[layer, expert] = -1
             self.pool[layer * self._experts + expert].fill_(0x55)
 
+    def until_read(self, keys: Sequence[tuple[int, int]]) -> None:
+        """Wait until they are all resident."""
+        table = self.control.slot_table
+        eventually(lambda: all(table[key] >= 0 for key in keys), lambda: [key for key in keys if table[key] < 0])
+
     def ask(self, layer: int, expert_ids: tuple[int, ...], held_slots: tuple[int, ...], clock: int) -> None:
         self.asked.append((layer, expert_ids, held_slots, clock))
         if not self.fails:
             threading.Thread(target=self._bring, args=(layer, expert_ids)).start()
 
     def pass_hint(self, layer: int, expert_ids: tuple[int, ...], is_guess: bool) -> None:
-        self.hinted.append((layer, expert_ids, is_guess, self.control.worker_clock))
+        self.hinted.append((layer, expert_ids, is_guess))
         if not self.fails:
             threading.Thread(target=self._bring, args=(layer, expert_ids)).start()
 
