@@ -22,11 +22,12 @@ Row = tuple[str, list[str]]
 class Phase:
     """Times between tokens in milliseconds; shares from 0 to 1; `..._per_step` are means over forward steps.
 
-    `wait_share` is the part of the time that computing stood still for experts. On a GPU that decodes with a graph
-    `gpu_busy_share` is the rest of it: an upper bound, for gaps between kernels count as busy. Host syncs are calls
-    that block the host until the GPU is done: a step's between the first and the last token, a request's before and
-    after them. `launches_per_layer` is a mean. What only a graph has is None without one. `distinct_tokens` far below
-    `tokens` tells of a model that repeats itself, and of flattering hits.
+    Messages are demands for experts; hints are counted apart. `wait_share` is the part of the time that computing stood
+    still for experts. On a GPU that decodes with a graph `gpu_busy_share` is the rest of it: an upper bound, for gaps
+    between kernels count as busy. Host syncs are calls that block the host until the GPU is done: a step's between the
+    first and the last token, a request's before and after them. `launches_per_layer` is a mean. What only a graph has
+    is None without one. `distinct_tokens` far below `tokens` tells of a model that repeats itself, and of flattering
+    hits.
     """
 
     name: str
@@ -41,6 +42,7 @@ class Phase:
     misses_per_step: float
     bytes_per_step: float
     messages_per_step: float
+    hints_per_step: float
     wait_share: float
     gpu_busy_share: float | None
     host_syncs_per_step: float | None
@@ -112,6 +114,7 @@ def phase(name: str, ids: Sequence[int], times: Sequence[float], before: Counter
         misses_per_step=gained("misses") / steps,
         bytes_per_step=gained("bytes_read") / steps,
         messages_per_step=gained("fetch_messages") / steps,
+        hints_per_step=gained("hint_messages") / steps,
         wait_share=waiting,
         gpu_busy_share=1 - waiting if has_graph else None,
         host_syncs_per_step=gained("graph_step_syncs") / steps if has_graph else None,
@@ -163,7 +166,8 @@ def _rows(phases: Sequence[Phase], floor: Floor | None) -> list[Row]:
         row("late hits a step", *(f"{p.late_hits_per_step:.2f}" for p in phases)),
         row("misses a step", *(f"{p.misses_per_step:.2f}" for p in phases)),
         row("read a step", *(f"{p.bytes_per_step / 1e6:.2f} MB" for p in phases)),
-        row("messages a step", *(f"{p.messages_per_step:.2f}" for p in phases)),
+        row("messages to expertd a step", *(f"{p.messages_per_step:.2f}" for p in phases)),
+        row("  hints", *(f"{p.hints_per_step:.2f}" for p in phases)),
         row("time in waits", *(f"{p.wait_share:.1%}" for p in phases)),
     ]
     if all(p.gpu_busy_share is not None for p in phases):

@@ -39,6 +39,7 @@ AFTER = {
     "late_hits": 2,
     "bytes_read": 4000,
     "fetch_messages": 6,
+    "hint_messages": 3,
     "wait_seconds": 1.01,
     "prefill_seconds": 1.01,
     "decode_seconds": 1.04,
@@ -62,7 +63,7 @@ def test_a_phase_is_what_the_counters_gained() -> None:
     assert (result.median_ms, result.p95_ms, result.p99_ms) == pytest.approx((10, 30, 30))
     assert result.hit_rate == pytest.approx(0.88)
     assert (result.misses_per_step, result.late_hits_per_step, result.messages_per_step) == (2.5, 0.5, 1.5)
-    assert result.bytes_per_step == 1000
+    assert (result.hints_per_step, result.bytes_per_step) == (0.75, 1000)
     assert result.wait_share == pytest.approx(0.2)
     assert (result.gpu_busy_share, result.host_syncs_per_step, result.launches_per_step) == (None, None, None)
 
