@@ -1,10 +1,17 @@
 """Decoding on a slice of the published model: 8 layers of full width with 256 experts each, random weights.
 
-    python -m benchmarks.full_width DIR [--tokens N] [--plot OUT.png]
+    python -m benchmarks.full_width DIR [--parts services kernels misses] [--tokens N] [--plot OUT.png]
 
-Makes the slice in DIR (31 GB; Zipf-skewed routing) unless it is there, measures the GPU's ceiling for reads, and runs
-`icebox bench decode` with all and with 60 % of the experts in the pool. Tokens are sampled at temperature 1: greedy
-decoding of random weights soon repeats itself. After 1,000 tokens a pool that holds all experts has read nearly all.
+Makes the slice in DIR (31 GB; Zipf-skewed routing) unless it is there, measures the GPU's ceiling for reads, and then
+
+* services: runs `icebox bench decode` with all and with 60 % of the experts in the pool. Tokens are sampled at
+  temperature 1: greedy decoding of random weights soon repeats itself. After 1,000 tokens a pool that holds all experts
+  has read nearly all;
+* kernels: times every kernel of a step that hits (`benchmarks.decode_profile`);
+* misses: what a miss costs beside the disk and the bus (`benchmarks.decode_misses`).
+
+Of the kernels `ms_per_layer` is a step's time over its layers, `ms_per_layer_without_start_head_sampling` the layers'
+alone.
 """
 
 from __future__ import annotations
@@ -15,10 +22,15 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
+from typing import Any
 
 import torch
 
+from benchmarks import decode_misses, decode_profile
 from benchmarks.kernels_decode import ceiling
 from benchmarks.report import save
 from shared.checkpoint.index import INDEX_NAME
@@ -41,9 +53,13 @@ prefill_chunk = 4096
 """
 
 
+PARTS = ("services", "kernels", "misses")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("directory", type=Path)
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS, help="of the result")
     parser.add_argument("--tokens", type=int, default=1000, help="of each phase")
     parser.add_argument("--plot", type=Path, help="a PNG file of step times")
     args = parser.parse_args()
@@ -54,20 +70,39 @@ def main() -> None:
         print(f"{report.nbytes / 1e9:.1f} GB written in {time.monotonic() - started:.0f} s", flush=True)
     bytes_per_s = ceiling()
     torch.cuda.empty_cache()
+    measures: dict[str, Callable[[], Any]] = {
+        "services": lambda: through_services(args.directory, args.tokens, bytes_per_s, args.plot),
+        "kernels": lambda: _alone(decode_profile.measure, args.directory, bytes_per_s),
+        "misses": lambda: _alone(decode_misses.measure, args.directory, args.tokens),
+    }
+    figures: dict[str, Any] = {"ceiling_tb_s": bytes_per_s / 1e12}
+    for part in args.parts:
+        figures[part] = measures[part]()
+        print(save("full_width", figures), flush=True)  # after each, for the next may fail
+
+
+def _alone(measure: Callable[..., Any], *arguments: Any) -> Any:
+    """In a process of its own, whose end gives the GPU's memory back."""
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+        return pool.submit(measure, *arguments).result()
+
+
+def through_services(checkpoint: Path, tokens: int, bytes_per_s: float, plot: Path | None) -> Any:
+    """What `icebox bench decode --json` gives, without the single steps."""
     with tempfile.TemporaryDirectory() as name:
         config, out = Path(name) / "icebox.toml", Path(name) / "out.json"
-        config.write_text(CONFIG.format(path=json.dumps(str(args.directory.resolve()))), encoding="utf-8")
+        config.write_text(CONFIG.format(path=json.dumps(str(checkpoint.resolve()))), encoding="utf-8")
         command = [sys.executable, "-m", "services.cli", "bench", "decode", str(config), "--json", str(out)]
-        command += ["--tokens", str(args.tokens), "--prompt", "4096", "--temperature", "1"]
+        command += ["--tokens", str(tokens), "--prompt", "4096", "--temperature", "1"]
         command += ["--ceiling", str(bytes_per_s / 1e12)]
         command += [f"--cache={fraction}" for fraction in FRACTIONS]
-        command += ["--plot", str(args.plot.resolve())] if args.plot else []
+        command += ["--plot", str(plot.resolve())] if plot else []
         subprocess.run(command, cwd=ROOT, check=True)
         figures = json.loads(out.read_text(encoding="utf-8"))
     for run in figures["runs"]:
         for phase in run["phases"]:
             del phase["steps_ms"]  # thousands; the percentiles tell
-    print(save("full_width", figures))
+    return figures
 
 
 if __name__ == "__main__":

@@ -1,0 +1,68 @@
+"""What misses cost: tickets to steps, the model beside the measured, and the parts that run without a GPU."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+
+from benchmarks.decode_misses import TOGETHER, _fetch_ms, _read_ms, by_misses, comparison, layer_cost_ms
+from benchmarks.decode_slice import Step, Ticket, decoding, steps_of
+from shared.checkpoint.synth import SynthOptions, synthesise
+
+LAYERS = 8
+
+
+def test_tickets_belong_to_the_step_whose_clock_they_carry() -> None:
+    times = [1.0, 1.010, 1.030, 1.031]
+    end = 100 + 3 * LAYERS
+    tickets = [Ticket(100, 2), Ticket(107, 1), Ticket(116, 3)]
+    steps = steps_of(times, tickets, end, LAYERS)
+    assert [step.missing for step in steps] == [(2, 1), (), (3,)]
+    assert [step.ms for step in steps] == pytest.approx([10, 20, 1])
+    assert [step.misses for step in steps] == [3, 0, 3]
+
+
+def made_steps(costs: dict[int, float], hit_ms: float, number: int = 500) -> list[Step]:
+    rng = random.Random(0)
+    steps = []
+    for _ in range(number):
+        missing = tuple(rng.choices(list(costs), k=rng.randrange(5)))
+        steps.append(Step(hit_ms + sum(costs[each] for each in missing) + rng.uniform(-0.05, 0.05), missing))
+    return steps
+
+
+def test_the_cost_of_a_layers_misses_is_found_again() -> None:
+    costs = {1: 10.0, 2: 14.0, 3: 18.0}
+    found = layer_cost_ms(made_steps(costs, 2.0), 2.0)
+    assert found == pytest.approx(costs, abs=0.05)
+    assert layer_cost_ms([Step(2.0, ())], 2.0) == {}
+
+
+def test_rare_numbers_of_misses_are_left_out() -> None:
+    steps = [*made_steps({1: 10.0, 2: 14.0}, 2.0), Step(500.0, (6,))]
+    assert layer_cost_ms(steps, 2.0) == pytest.approx({1: 10.0, 2: 14.0}, abs=0.05)
+
+
+def test_a_machine_that_is_as_expected() -> None:
+    steps = [Step(2.0 + 3.0 * n, (1,) * n) for n in range(5) for _ in range(20)]
+    found = comparison(steps, 2.0, 3.0)
+    assert found["measured_over_expected"] == pytest.approx(1)
+    assert found["misses_per_step"] == 2
+    assert found["measured_ms"]["p99"] == found["expected_ms"]["p99"] == 14
+    assert found["layer_ms"] == pytest.approx({1: 3.0})
+    assert by_misses(steps, 2.0, 3.0)[3] == {"misses": 3, "steps": 20, "median_ms": 11.0, "expected_ms": 11.0}
+
+
+@pytest.mark.system
+def test_records_are_fetched_by_the_real_expertd(tmp_path: Path) -> None:
+    """On a CPU, where the same provider looks up and waits, but no graph writes tickets."""
+    synthesise(tmp_path / "checkpoint", SynthOptions("small", 8, 64))
+    with decoding(tmp_path / "checkpoint", 0.6, device="cpu") as own:
+        assert _read_ms(own) > 0
+        for count in TOGETHER:
+            assert _fetch_ms(own, count) > 0
+        steps = own.steps(seed=1, tokens=6)
+    assert len(steps) == 5
+    assert all(step.ms > 0 and not step.missing for step in steps)
