@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-import tvm
+from tilelang import tvm
 
 from kernels import tile
 

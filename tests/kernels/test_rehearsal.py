@@ -11,6 +11,7 @@ import pytest
 import tilelang
 import torch
 from helpers.toy_kernels import target, toy_kernels
+from tilelang import tvm
 
 from kernels.norm import head_norm_kernel, rms_norm_kernel
 from kernels.rehearsal import compile_all, rehearsal
@@ -131,8 +132,6 @@ def test_an_error_names_the_program_and_ends_the_rest(compiler: Compiler, toys: 
 
 
 def test_every_thread_compiles_for_the_gpu_of_the_caller(monkeypatch: pytest.MonkeyPatch) -> None:
-    import tvm
-
     seen: set[str] = set()
     (toy,) = toy_kernels(monkeypatch, lambda name, n: seen.add(str(tvm.target.Target.current())), "toy")
     with target() as own:

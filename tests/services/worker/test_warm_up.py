@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import pytest
+import torch
 from helpers import goldens
+from helpers.toy_kernels import target, toy_kernels
 
 import kernels
-from services.worker.warm_up import warm_up
+from kernels.rehearsal import rehearsal
+from kernels.tile import KERNELS
+from services.worker.model.attention import Attention
+from services.worker.model.grouped import GroupedExperts
+from services.worker.warm_up import compile_ahead, warm_up
 
 
 @pytest.mark.parametrize("context", [2, 5, 100, 1024])
@@ -29,6 +35,41 @@ def test_reaches_every_operation_of_the_model(monkeypatch: pytest.MonkeyPatch) -
     warmed = _noted(monkeypatch)
     warm_up(setup.model, setup.new_state())
     assert wanted <= warmed
+
+
+def test_a_rehearsal_gets_through_the_model_and_meets_every_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The model takes the ways of a GPU here, on tensors of the host: zeros lead it nowhere it cannot go."""
+    monkeypatch.setattr("kernels.dispatch._is_cuda", lambda value: True)
+    monkeypatch.setattr("services.worker.model.moe.SeparateExperts", GroupedExperts)
+    monkeypatch.setattr(Attention, "attend", Attention._attend_listed)
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda self: self)
+    setup = goldens.load(exact=False)
+    state = setup.new_state()
+    with rehearsal() as programs:
+        warm_up(setup.model, state)
+    assert state.position == 0
+    unused = {"act_quant_kernel", "fp4_simulate_kernel"}  # by the model: they are specified, and parts of others
+    of_prefill = {kernel.name for kernel in KERNELS if not kernel.module.startswith("kernels.decode")}
+    assert {program.kernel.name for program in programs} == of_prefill - unused
+
+
+def test_kernels_are_compiled_before_the_run_that_launches_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    events: list[str] = []
+    first, second = toy_kernels(monkeypatch, lambda name, n: events.append("compiled"), "first", "second")
+    x = torch.zeros(1)
+
+    def run() -> None:
+        events.append("run")
+        first(n=3)(x)
+        second(n=4)(x)
+
+    with target():
+        compile_ahead(run, events.append)
+    until_done = ["compiling kernels: 1 of 2", "compiling kernels: 2 of 2"]
+    assert [e for e in events if e != "compiled"][1:] == ["run", *until_done, "run"]
+    assert events.count("compiled") == 2
+    assert events[-1] == "run"
+    assert x.item() == 4
 
 
 def _noted(patch: pytest.MonkeyPatch) -> set[str]:
