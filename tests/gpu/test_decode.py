@@ -16,6 +16,7 @@ from helpers.resident import ResidentExperts
 from services.worker.decode.decoder import Decoder
 from services.worker.model import Model, SequenceState
 from services.worker.sampler import GREEDY, SamplingParams
+from services.worker.warm_up import compile_ahead, warm_up
 from shared.checkpoint.config import ModelConfig
 from shared.checkpoint.index import TensorIndex
 from shared.errors import ServiceError
@@ -37,8 +38,12 @@ class Setup:
         self.experts = ResidentExperts(index, config)
         self.states = [self.model.new_state(CONTEXT) for _ in range(sequences)]
         self.graphs = Decoder(self.model, self.states)
-        self.graphs.warm_up()
+        compile_ahead(self._warm_up, print)
         self.graphs.begin(self.experts)
+
+    def _warm_up(self) -> None:
+        warm_up(self.model, self.states[0])
+        self.graphs.warm_up()
 
     def prompt(self, length: int, seed: int = 0) -> list[int]:
         return [random.Random(seed).randrange(3, self.config.vocab_size) for _ in range(length)]
