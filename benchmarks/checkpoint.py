@@ -1,7 +1,8 @@
 """Checkpoints on this machine's disk: synth, verify --full against cat, pack against cp, and reading records.
 
-`python -m benchmarks.checkpoint [--folder DIR] [--layers N]`. Everything is at full width, everything compared is
-measured side by side in one run, and ratios are medians over the rounds. Needs about 19 GB + 11 GB a layer there.
+`python -m benchmarks.checkpoint [--folder DIR] [--layers N] [--only PART]`. Everything is at full width, everything
+compared is measured side by side in one run, and ratios are medians over the rounds. Needs about 19 GB + 11 GB a layer
+there. One part alone is shown and not saved.
 """
 
 from __future__ import annotations
@@ -13,9 +14,10 @@ import random
 import shutil
 import statistics
 import subprocess
+import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -32,6 +34,7 @@ from shared.checkpoint.synth import SynthOptions, synthesise
 from shared.checkpoint.verify import verify
 
 ROUNDS = 3
+PARTS = ("synth", "verify", "pack", "read")
 THREADS = 8
 RECORDS_A_ROUND = 160
 GB = 1e9
@@ -43,6 +46,11 @@ def seconds(work: Callable[[], object]) -> float:
     started = time.perf_counter()
     work()
     return time.perf_counter() - started
+
+
+def note(text: str) -> None:
+    """A line of progress."""
+    print(text, file=sys.stderr, flush=True)
 
 
 def forget(directory: Path) -> None:
@@ -59,6 +67,7 @@ def size_of(directory: Path) -> int:
 
 
 def measure_synth(source: Path, layers: int) -> Figures:
+    note("writing a checkpoint")
     took = seconds(lambda: synthesise(source, SynthOptions("full", layers)))
     speed, raw = size_of(source) / took / GB, raw_write(source.with_name("raw"))
     return {
@@ -94,11 +103,18 @@ def measure_verify(source: Path, kind: str) -> Figures:
         cat.append(seconds(lambda: subprocess.run(["cat", *files], stdout=subprocess.DEVNULL, check=True)))
         forget(source)
         ours.append(seconds(lambda: verify(source, full=True)))
+        note(f"{kind}: cat {cat[-1]:.1f} s, verify {ours[-1]:.1f} s")
     return {
         f"verify_{kind}_gb_s": nbytes / statistics.median(ours) / GB,
         f"cat_cold_beside_{kind}_gb_s": nbytes / statistics.median(cat) / GB,
         f"verify_{kind}_over_cat": statistics.median(c / v for c, v in zip(cat, ours, strict=True)),
     }
+
+
+def measure_verify_both(source: Path) -> Figures:
+    figures = measure_verify(source, "full")
+    write_digests(source)
+    return figures | measure_verify(source, "full_with_sha256")
 
 
 def write_digests(source: Path) -> None:
@@ -121,6 +137,7 @@ def measure_pack(source: Path, folder: Path) -> Figures:
         forget(source)
         shutil.rmtree(folder / "pack", ignore_errors=True)
         ours.append(seconds(lambda: pack(source, folder / "pack")))
+        note(f"cp {copied[-1]:.1f} s ({synced[-1]:.1f} s with sync), pack {ours[-1]:.1f} s")
     return {
         "pack_gb_s": nbytes / statistics.median(ours) / GB,
         "cp_gb_s": nbytes / statistics.median(copied) / GB,
@@ -131,6 +148,9 @@ def measure_pack(source: Path, folder: Path) -> Figures:
 
 
 def measure_reads(source: Path, packed: Path) -> Figures:
+    if not packed.exists():
+        note("packing")
+        pack(source, packed)
     places = {"in_place": plans_of(source), "packed": plans_of(packed)}
     speeds: dict[str, list[float]] = {"in_place": [], "packed": [], "raw": []}
     for number in range(ROUNDS):
@@ -138,6 +158,7 @@ def measure_reads(source: Path, packed: Path) -> Figures:
         for kind, plans in places.items():
             speeds[kind].append(read_records([plans[i] for i in chosen]))
         speeds["raw"].append(read_raw([places["packed"][i] for i in chosen]))
+        note("reads: " + ", ".join(f"{kind} {values[-1]:.2f} GB/s" for kind, values in speeds.items()))
     figures = {f"read_{kind}_gb_s": statistics.median(values) for kind, values in speeds.items()}
     for kind in places:
         pairs = zip(speeds[kind], speeds["raw"], strict=True)
@@ -193,18 +214,25 @@ def main() -> None:
     parser.add_argument(
         "--layers", type=int, default=1, help="backbone layers of 256 experts; one extra block comes on top"
     )
+    parser.add_argument("--only", choices=PARTS, help="measure this part alone; all begin with synth")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="icebox-bench-", dir=arguments.folder) as name:
-        folder = Path(name)
-        source = folder / "source"
-        figures = measure_synth(source, arguments.layers)
-        figures |= measure_verify(source, "full")
-        write_digests(source)
-        figures |= measure_verify(source, "full_with_sha256")
-        figures |= measure_pack(source, folder)
-        figures |= measure_reads(source, folder / "pack")
+        figures = measure(Path(name), arguments.layers, (arguments.only,) if arguments.only else PARTS)
     show("checkpoints", {key: f"{value:.2f}" for key, value in figures.items()})
-    print(save("checkpoint", {key: round(value, 3) for key, value in figures.items()}))
+    if not arguments.only:
+        print(save("checkpoint", {key: round(value, 3) for key, value in figures.items()}))
+
+
+def measure(folder: Path, layers: int, parts: Sequence[str]) -> Figures:
+    source, packed = folder / "source", folder / "pack"
+    figures = measure_synth(source, layers)
+    if "verify" in parts:
+        figures |= measure_verify_both(source)
+    if "pack" in parts:
+        figures |= measure_pack(source, folder)
+    if "read" in parts:
+        figures |= measure_reads(source, packed)
+    return figures
 
 
 if __name__ == "__main__":
