@@ -30,12 +30,78 @@ struct Routing {
   int is_used[POSITIONS][S];
 };
 
+__device__ __forceinline__ float router_score(float x) { return sqrtf(x > 20.0f ? x : log1pf(expf(x))); }
+
+// By which experts are ranked; the maximum turns NaN into a number, so that every choice is of K experts.
+__device__ __forceinline__ float router_key(float score, float bias) { return fmaxf(score + bias, -3e38f); }
+
+// How many keys come before this one: larger ones, and of equals those of lower places.
+template <int E>
+__device__ __forceinline__ int rank_of(const float (&keys)[E], int e) {
+  int rank = 0;
+  for (int i = 0; i < E; ++i) rank += keys[i] > keys[e] || (keys[i] == keys[e] && i < e);
+  return rank;
+}
+
+// What the next layer may want, by its router on this layer's input: a thread an expert. y: float [S, stride], its gate's
+// products at `offset`. Those that are missing are a hint, and remembered: guesses[layer % 2][expert] becomes the layer.
+template <int E, int K, int S>
+__device__ __forceinline__ void guess(const float* y, int stride, int offset, const float* bias, int layer,
+                                      const int* table, const void* clock, const int* is_wanted, int* hints, int* hinted,
+                                      int* guesses) {
+  static_assert(S * K <= kHintWords - kHintHead, "a hint has no room for a guess");
+  __shared__ float keys[S][E];
+  __shared__ int ids[S * K], first[32];
+  await_previous();
+  const int e = threadIdx.x, warp = e >> 5, lane = e & 31;
+  const int slot = e < E ? peek_system(table + layer * E + e) : 0;
+  const bool is_on = __syncthreads_or(e == 0 && peek_system(is_wanted) != 0);
+  bool is_missing = false;
+  if (is_on) {
+#pragma unroll
+    for (int s = 0; s < S; ++s) {
+      if (e < E) keys[s][e] = router_key(router_score(y[s * stride + offset + e]), bias[e]);
+    }
+    __syncthreads();
+#pragma unroll
+    for (int s = 0; s < S; ++s) is_missing |= e < E && slot < 0 && rank_of(keys[s], e) < K;
+  }
+  if (e < E) guesses[(layer & 1) * E + e] = is_missing ? layer : -1;
+  const unsigned missing = __ballot_sync(0xFFFFFFFFu, is_missing);
+  if (lane == 0) first[warp] = __popc(missing);
+  __syncthreads();
+  int place = __popc(missing & ((1u << lane) - 1)), count = 0;
+  for (int i = 0; i < int(blockDim.x >> 5); ++i) {
+    place += i < warp ? first[i] : 0;
+    count += first[i];
+  }
+  if (is_missing) ids[place] = e;
+  __syncthreads();
+  if (warp == 0) {
+    const bool has_id = lane < count;
+    write_hint(hints, hinted, true, layer, *static_cast<const u64*>(clock) + 1, has_id, has_id ? ids[lane] : 0);
+  }
+}
+
 // One block, a thread an expert. y: float [S, stride], the gate's products at `offset`. own (clock, tickets, nanoseconds of waits)
 // and counts (uses) are the device's own copies of what it writes to the control block.
-template <int E, int K, int S, bool HASH>
+// If the step guesses, another block does so about layer `next`, unless that is -1. hinted: how many hints, and of missing
+// experts that were guessed how many were looked up and how many of them rightly; the latter two go to `judged` as well,
+// which like is_wanted and hints is the host's memory.
+template <int E, int K, int S, bool HASH, bool GUESSES>
 __device__ __forceinline__ void route(const float* y, int stride, int offset, const float* bias, const void* tid2eid,
                                       const int* tokens, float scaling, int layer, const int* table, void* tickets,
-                                      int* ring, void* uses, void* counts, void* own, unsigned* waited, int* routing) {
+                                      int* ring, void* uses, void* counts, void* own, unsigned* waited, int* routing,
+                                      int next, const float* next_bias, const int* is_wanted, int* hints, int* hinted,
+                                      int* guesses, int* judged) {
+  if constexpr (GUESSES) {
+    if (blockIdx.x == 1) {
+      if (next >= 0) {
+        guess<E, K, S>(y, stride, (stride + offset) / 2, next_bias, next, table, own, is_wanted, hints, hinted, guesses);
+      }
+      return;
+    }
+  }
   u64* written = static_cast<u64*>(own);
   auto* out = reinterpret_cast<Routing<S * K, S>*>(routing);
   __shared__ float keys[S][E], ranked[S][K], weights[S][E];
@@ -47,9 +113,8 @@ __device__ __forceinline__ void route(const float* y, int stride, int offset, co
 #pragma unroll
   for (int s = 0; s < S; ++s) {
     if (e >= E) continue;
-    const float x = y[s * stride + offset + e];
-    score[s] = sqrtf(x > 20.0f ? x : log1pf(expf(x)));
-    keys[s][e] = HASH ? 0.0f : score[s] + bias[e];
+    score[s] = router_score(y[s * stride + offset + e]);
+    keys[s][e] = HASH ? 0.0f : router_key(score[s], bias[e]);
   }
   __syncthreads();
   bool is_chosen = false;
@@ -60,7 +125,7 @@ __device__ __forceinline__ void route(const float* y, int stride, int offset, co
     if constexpr (HASH) {
       for (int i = 0; i < K; ++i) rank = static_cast<const int64_t*>(tid2eid)[int64_t(tokens[s]) * K + i] == e ? i : rank;
     } else {
-      for (int i = 0; i < E; ++i) rank += keys[s][i] > keys[s][e] || (keys[s][i] == keys[s][e] && i < e);
+      rank = rank_of(keys[s], e);
     }
     ranks[s][e] = rank;
     if (rank < K) ranked[s][rank] = score[s];
@@ -107,6 +172,14 @@ __device__ __forceinline__ void route(const float* y, int stride, int offset, co
     out->count = count;
     written[2] += *waited;  // of the layer before
     *waited = 0;
+  }
+  if constexpr (GUESSES) {
+    const bool was_guessed = e < E && guesses[(layer & 1) * E + e] == layer;
+    const int guessed = __syncthreads_count(was_guessed), right = __syncthreads_count(was_guessed && is_chosen);
+    if (e == 0 && guessed > 0) {
+      judged[0] = hinted[1] += guessed;
+      judged[1] = hinted[2] += right;
+    }
   }
   if (count == residents) return;
   // A ticket: layer, clock, how many ids and held slots, the ids, the slots.

@@ -8,6 +8,7 @@ from typing import Any
 import tilelang.cuda.language as cuda
 import tilelang.language as T
 
+from kernels.decode.hints import HINT_WORDS, HINTED_WORDS, HINTS
 from kernels.decode.linear import num_warps
 from kernels.decode.source import call, source
 from kernels.decode.streams import COLUMNS, STREAMS
@@ -22,7 +23,8 @@ OWN_WORDS = 3
 UP_WARPS, UP_AHEAD, UP_AT_ONCE = 4, 2, 6
 DOWN_WARPS, DOWN_TILES, DOWN_AHEAD, DOWN_AT_ONCE = 4, 4, 2, 3
 
-_PUBLISHED = {"experts": 256, "topk": 6, "stride": 4352, "offset": 4096, "scaling": 1.5, "s": 1}
+_PUBLISHED = {"experts": 256, "topk": 6, "stride": 4608, "offset": 4096, "scaling": 1.5, "s": 1}
+_TINY = {"experts": 24, "topk": 4, "stride": 320, "offset": 256, "scaling": 1.5, "s": 4}
 
 
 def routing_words(topk: int, s: int) -> int:
@@ -32,28 +34,36 @@ def routing_words(topk: int, s: int) -> int:
 
 
 @tile_kernel(
-    {"experts": 256, "topk": 6, "stride": 4352, "offset": 4096, "hashed": False, "scaling": 1.5, "s": 1, "vocab": 1},
-    {
-        "experts": 256,
-        "topk": 6,
-        "stride": 4352,
-        "offset": 4096,
-        "hashed": True,
-        "scaling": 1.5,
-        "s": 1,
-        "vocab": 129280,
-    },
-    {"experts": 24, "topk": 4, "stride": 288, "offset": 256, "hashed": False, "scaling": 1.5, "s": 4, "vocab": 1},
+    _PUBLISHED | {"hashed": False, "vocab": 1, "guesses": True},
+    _PUBLISHED | {"hashed": True, "vocab": 129280, "guesses": True},
+    _PUBLISHED | {"hashed": False, "vocab": 1, "guesses": False, "stride": 4352},
+    _TINY | {"hashed": False, "vocab": 1, "guesses": True},
 )
-def route(experts: int, topk: int, stride: int, offset: int, hashed: bool, scaling: float, s: int, vocab: int) -> Any:
-    """Chooses and weighs experts, looks their slots up, writes a ticket if one is missing and counts the uses."""
+def route(
+    experts: int,
+    topk: int,
+    stride: int,
+    offset: int,
+    hashed: bool,
+    scaling: float,
+    s: int,
+    vocab: int,
+    guesses: bool,
+) -> Any:
+    """Chooses and weighs experts, looks their slots up, writes a ticket if one is missing and counts the uses.
+
+    If it `guesses`, the products behind the gate's own are those of the gate of layer `following`, -1 for none, and the
+    missing experts that this one would choose become a hint, while `is_wanted` is not 0.
+    """
     layers, tickets, words = T.dynamic("layers"), T.dynamic("tickets"), T.dynamic("words")
 
     @T.prim_func
     def route(
         layer: T.int32,
+        following: T.int32,
         y: T.Tensor((s, stride), "float32"),
         bias: T.Tensor((experts,), "float32"),
+        following_bias: T.Tensor((experts,), "float32"),
         tid2eid: T.Tensor((vocab, topk), "int64"),
         tokens: T.Tensor((s,), "int32"),
         table: T.Tensor((layers, experts), "int32"),
@@ -64,13 +74,18 @@ def route(experts: int, topk: int, stride: int, offset: int, hashed: bool, scali
         own: T.Tensor((OWN_WORDS,), "int64"),
         waited: T.Tensor((1,), "uint32"),
         routing: T.Tensor((routing_words(topk, s),), "int32"),
+        is_wanted: T.Tensor((1,), "int32"),
+        hints: T.Tensor((HINTS, HINT_WORDS), "int32"),
+        hinted: T.Tensor((HINTED_WORDS,), "int32"),
+        guessed: T.Tensor((2, experts), "int32"),
+        judged: T.Tensor((2,), "int32"),
     ) -> None:
-        with T.Kernel(1, threads=-(-experts // 32) * 32, prelude=source()):
+        with T.Kernel(1 + guesses, threads=-(-experts // 32) * 32, prelude=source()):
             call(
                 "route",
-                (experts, topk, s, hashed),
+                (experts, topk, s, hashed, guesses),
                 *(y, stride, offset, bias, tid2eid, tokens, scaling, layer, table, num_tickets, ring, uses, counts),
-                *(own, waited, routing),
+                *(own, waited, routing, following, following_bias, is_wanted, hints, hinted, guessed, judged),
             )
 
     return route

@@ -11,6 +11,13 @@ __device__ __forceinline__ int load_system(const int* p) {
   return v;
 }
 
+// For what only a hint depends on: later loads need not wait for this one.
+__device__ __forceinline__ int peek_system(const int* p) {
+  int v;
+  asm volatile("ld.relaxed.sys.global.s32 %0, [%1];" : "=r"(v) : "l"(p));
+  return v;
+}
+
 __device__ __forceinline__ void store_system(int* p, int v) {
   asm volatile("st.release.sys.global.s32 [%0], %1;" ::"l"(p), "r"(v) : "memory");
 }
@@ -60,7 +67,7 @@ __device__ __forceinline__ void hint_hashed(const void* hashed, int vocab, int t
   }
 #pragma unroll
   for (int layer = 0; layer < LAYERS; ++layer) {
-    is_missing[layer] = lane < K && load_system(table + layer * experts + ids[layer]) < 0;
+    is_missing[layer] = lane < K && peek_system(table + layer * experts + ids[layer]) < 0;
   }
 #pragma unroll
   for (int layer = 0; layer < LAYERS; ++layer) {

@@ -5,7 +5,7 @@ from typing import Any
 import tilelang.language as T
 
 from kernels.decode.experts import OWN_WORDS
-from kernels.decode.hints import HINT_WORDS, HINTS
+from kernels.decode.hints import HINT_WORDS, HINTED_WORDS, HINTS
 from kernels.decode.source import call, source
 from kernels.tile import tile_kernel
 
@@ -56,7 +56,7 @@ def sample(vocab: int, s: int, hash_layers: int, experts: int, topk: int) -> Any
         table: T.Tensor((layers, experts), "int32"),
         own: T.Tensor((OWN_WORDS,), "int64"),
         hints: T.Tensor((HINTS, HINT_WORDS), "int32"),
-        hinted: T.Tensor((1,), "int32"),
+        hinted: T.Tensor((HINTED_WORDS,), "int32"),
     ) -> None:
         with T.Kernel(BLOCKS, s, threads=256, prelude=source()):
             call(

@@ -119,6 +119,13 @@ def hashed_hints(hashed: torch.Tensor, token: int, table: torch.Tensor) -> list[
     return [[expert for expert in ids if row[expert] < 0] for ids, row in wanted]
 
 
+def guess(logits: torch.Tensor, bias: torch.Tensor, topk: int, row: torch.Tensor) -> list[int]:
+    """What `route` hints at of the next layer: experts without a slot in row [experts] that its router would choose by
+    logits [s, experts] for any of the tokens, ascending."""
+    chosen = route_by_score(F.softplus(logits).sqrt(), bias, topk).unique().tolist()
+    return [expert for expert in chosen if row[expert] < 0]
+
+
 def expert_output(
     x: torch.Tensor, record: torch.Tensor, width: int, limit: float, weight: torch.Tensor
 ) -> torch.Tensor:

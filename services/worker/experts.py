@@ -202,6 +202,12 @@ class SharedExperts:
         self._counters.hint_messages += 1
         self._client.send(PrefetchHint(layer, expert_ids, is_guess))
 
+    def judge_guesses(self, look_ups: int, guessed: int, right: int) -> bool:
+        """Whether a GPU should go on guessing, after so many look-ups and guesses of absent experts, of which so many
+        came true."""
+        self._look_ahead.score(guessed, right)
+        return self._look_ahead.may_guess(look_ups)
+
     def ask(self, layer: int, expert_ids: tuple[int, ...], held_slots: tuple[int, ...], clock: int) -> None:
         """Send for experts that a kernel found missing; it sees the answer in the slot table."""
         self._asked[self._fetch(FetchExperts(layer, expert_ids, clock, held_slots))] = time.monotonic()

@@ -37,10 +37,9 @@ class LookAhead:
         self._right = 0.0
         self._rest = 0
 
-    def may_guess(self) -> bool:
-        """Asked once for every chance."""
-        if self._rest:
-            self._rest -= 1
+    def may_guess(self, chances: int = 1) -> bool:
+        """Asked once for every chance, or once for some that have passed."""
+        self._rest = max(0, self._rest - chances)
         return not self._rest
 
     def guessed(self, layer: int, expert_ids: Iterable[int]) -> None:
@@ -51,12 +50,15 @@ class LookAhead:
         """What a layer needed in truth."""
         if layer != self._layer:
             return
-        right = len(self._guess.intersection(expert_ids))
-        self._counters.guessed += len(self._guess)
-        self._counters.guessed_right += right
-        self._guessed += len(self._guess)
-        self._right += right
         self._layer = -1
+        self.score(len(self._guess), len(self._guess.intersection(expert_ids)))
+
+    def score(self, guessed: int, right: int) -> None:
+        """Of so many absent experts that were guessed, so many were then looked up."""
+        self._counters.guessed += guessed
+        self._counters.guessed_right += right
+        self._guessed += guessed
+        self._right += right
         if self._guessed >= WINDOW:
             self._judge()
 

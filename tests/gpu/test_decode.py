@@ -19,6 +19,7 @@ from services.worker.sampler import GREEDY, SamplingParams
 from services.worker.warm_up import compile_ahead, warm_up
 from shared.checkpoint.config import ModelConfig
 from shared.checkpoint.index import TensorIndex
+from shared.config import PrefetchConfig
 from shared.errors import ServiceError
 
 pytestmark = pytest.mark.timeout(600)  # compilers, where nothing is compiled yet
@@ -171,12 +172,45 @@ def test_hash_layers_are_hinted_at_before_they_ask(demo: Setup) -> None:
                 continue  # nothing follows
             new = [set(wanted[layer][token]) - read[layer] for layer in layers]
             assert [set(ids) for _, ids, _ in experts.hinted] == [ids for ids in new if ids]
-            experts.until_read([(layer, expert) for layer in layers for expert in new[layer]])
+            experts.until_quiet()
             experts.hinted.clear()
             read = [before | ids for before, ids in zip(read, new, strict=True)]
     experts.remember_all()
     assert got == expected
     assert not experts.asked
+
+
+def test_guesses_are_made_while_they_are_wanted_and_change_no_bit(demo: Setup) -> None:
+    """On a cache that loses half of its experts now and then; the decoder without prefetch never hints."""
+    experts, config = demo.experts, demo.config
+    layers = range(config.num_hash_layers, config.num_hidden_layers)
+    scored = list(itertools.product(layers, range(config.n_routed_experts)))
+    plain = Decoder(demo.model, demo.states, PrefetchConfig(hash_layers=False, look_ahead=False))
+    plain.begin(experts)
+    prompt, steps = demo.prompt(40), 100
+    expected, _ = demo.decode(demo.graphs, [prompt], steps)
+    for decoder, wants in ((demo.graphs, True), (demo.graphs, False), (plain, True)):
+        experts.wants_guesses, experts.guessed, experts.guessed_right = wants, 0, 0
+        logits, rng, got = demo.prefill(prompt, demo.states[0]).clone(), random.Random(5), []
+        experts.hinted.clear()
+        with experts.step():
+            for token in decoder.tokens(logits.unsqueeze(0), [GREEDY], steps, lookahead=False):
+                got.append(token)
+                experts.until_quiet()
+                experts.forget(rng.sample(scored, len(scored) // 2))
+                torch.cuda.synchronize()
+        experts.until_quiet()
+        experts.remember_all()
+        experts.wants_guesses = True
+        assert got == expected
+        print(f"{len(experts.hinted)} hints, {experts.guessed_right} of {experts.guessed} guesses right")
+        if decoder is plain or not wants:
+            assert not experts.hinted
+            assert experts.guessed == 0
+            continue
+        assert all(is_guess and layer in layers for layer, _, is_guess in experts.hinted)
+        assert experts.guessed >= sum(len(ids) for _, ids, _ in experts.hinted) > steps
+        assert experts.guessed_right > 0.6 * experts.guessed  # 73 % on a CPU
 
 
 def test_an_expert_that_cannot_be_read_ends_the_request_and_the_next_one_works(demo: Setup) -> None:

@@ -10,6 +10,7 @@ from helpers.decode import (
     fp4_record,
     fp8_weight,
     in_fp4_order,
+    no_guesses,
     poisoned,
     quantised,
     record_offsets,
@@ -230,8 +231,9 @@ def test_expert_half(d: int, width: int, topk: int, experts: int, s: int) -> Non
     ring, waited, abort = zeros(64, 64, dtype=torch.int32), zeros(1, dtype=torch.uint32), zeros(1, dtype=torch.int32)
     routing = poisoned(routing_words(topk, s), dtype=torch.int32)
     tid2eid, tokens = zeros(1, topk), zeros(s, dtype=torch.int32)
-    kernel = route(experts=experts, topk=topk, stride=stride, offset=offset, hashed=False, scaling=1.5, s=s, vocab=1)
-    kernel(2, y, bias, tid2eid, tokens, table, heads, ring, uses, counts, own, waited, routing)
+    sizes = {"experts": experts, "topk": topk, "stride": stride, "offset": offset, "scaling": 1.5, "s": s, "vocab": 1}
+    state = (tokens, table, heads, ring, uses, counts, own, waited, routing, *no_guesses(experts))
+    route(**sizes, hashed=False, guesses=False)(2, -1, y, bias, bias, tid2eid, *state)
     weights = twin.route(y[:, offset : offset + experts], bias, None, topk, 1.5)
     expected = routing_of(weights, topk, slot_of)
     count = int(expected[0])
@@ -275,17 +277,65 @@ def test_a_missing_expert_is_asked_for_by_a_ticket() -> None:
     table[1, 7] = table[1, 20] = -1
     ring, heads, own = zeros(64, 64, dtype=torch.int32), zeros(1), torch.tensor([2**32 + 5, 64, 0], device=CUDA)
     routing = poisoned(routing_words(4, 1), dtype=torch.int32)
-    kernel = route(experts=24, topk=4, stride=288, offset=256, hashed=False, scaling=1.5, s=1, vocab=1)
-    others = (zeros(2, 24), zeros(2, 24), own, zeros(1, dtype=torch.uint32), routing)
-    kernel(1, y, zeros(24, dtype=torch.float32), zeros(1, 4), zeros(1, dtype=torch.int32), table, heads, ring, *others)
+    sizes = {"experts": 24, "topk": 4, "stride": 288, "offset": 256, "scaling": 1.5, "s": 1, "vocab": 1}
+    bias, tokens = zeros(24, dtype=torch.float32), zeros(1, dtype=torch.int32)
+    others = (zeros(2, 24), zeros(2, 24), own, zeros(1, dtype=torch.uint32), routing, *no_guesses(24))
+    kernel = route(**sizes, hashed=False, guesses=False)
+    kernel(1, -1, y, bias, bias, zeros(1, 4), tokens, table, heads, ring, *others)
     assert int(heads[0]) == int(own[1]) == 65
     assert ring[0, :9].tolist() == [1, 5, 1, 2, 2, 7, 20, 3, 11]
     assert routing[1:13].tolist() == [3, 7, 11, 20, 0, 2, 1, 3, 3, 11, -1, -1]
 
 
 @pytest.mark.parametrize("s", TOKENS)
+@pytest.mark.parametrize(("topk", "experts"), [(6, 256), (4, 24)])
+def test_a_layer_guesses_what_the_next_one_wants(topk: int, experts: int, s: int) -> None:
+    """The guess, its hint, what came of it; and that the layer's own routing stays the same."""
+    from kernels.decode.experts import route, routing_words
+
+    zeros = lambda *shape, dtype=torch.int64: torch.zeros(*shape, dtype=dtype, device=CUDA)  # noqa: E731
+    clock, offset, rows = 2**32 - 1, 64, -(-experts // 16) * 16
+    y = torch.randn(s, offset + 2 * rows, device=CUDA) * 3
+    bias, next_bias = torch.randn(2, experts, device=CUDA)
+    table = torch.randint(-1, 1, (4, experts), device=CUDA, dtype=torch.int32)
+    table[2, : experts // 4], table[2, experts // 4 :] = 5, -1
+    is_wanted, hints, hinted, guessed, judged = no_guesses(experts)
+    is_wanted[0], hinted[0] = 1, len(hints) - 1
+    uses = zeros(4, experts)
+
+    def run(guesses: bool, layer: int, following: int, y: torch.Tensor) -> torch.Tensor:
+        sizes = {"experts": experts, "topk": topk, "stride": y.shape[1], "offset": offset, "scaling": 1.5, "s": s}
+        routing = poisoned(routing_words(topk, s), dtype=torch.int32)
+        own, tickets = torch.tensor([clock, 0, 0], device=CUDA), zeros(64, 64, dtype=torch.int32)
+        state = (zeros(1), tickets, uses, zeros(4, experts), own, zeros(1, dtype=torch.uint32), routing)
+        kernel = route(**sizes, vocab=1, hashed=False, guesses=guesses)
+        inputs = (y, bias, next_bias, zeros(1, topk), zeros(s, dtype=torch.int32), table)
+        kernel(layer, following, *inputs, *state, is_wanted, hints, hinted, guessed, judged)
+        return routing
+
+    routing = run(True, 1, 2, y)
+    expected = twin.guess(y[:, offset + rows : offset + rows + experts], next_bias, topk, table[2])
+    assert expected
+    assert hints[-1].tolist()[: 6 + len(expected)] == [len(hints), 1, 2, 0, 1, len(expected), *expected]
+    assert (guessed[0] == 2).nonzero().flatten().tolist() == expected
+    assert (guessed[0] == -1).sum() == experts - len(expected)
+    assert torch.equal(routing, run(False, 1, -1, y[:, : offset + rows].contiguous()))
+    assert hinted.tolist() == [len(hints), 0, 0]
+
+    run(True, 2, -1, torch.randn_like(y))
+    right = len(set(expected) & set(uses[2].nonzero().flatten().tolist()))
+    assert judged.tolist() == hinted[1:].tolist() == [len(expected), right]
+
+    is_wanted.zero_()
+    run(True, 1, 2, y)
+    assert (guessed[0] == -1).all()
+    run(True, 2, -1, y)
+    assert hinted.tolist() == [len(hints), len(expected), right]
+
+
+@pytest.mark.parametrize("s", TOKENS)
 def test_a_token_that_is_drawn_hints_at_missing_experts(s: int) -> None:
-    from kernels.decode.hints import HINT_WORDS, HINTS
+    from kernels.decode.hints import HINT_WORDS, HINTED_WORDS, HINTS
     from kernels.decode.sampling import BLOCKS, SAMPLING_WORDS, STEPS, sample
 
     vocab, layers, experts, topk, clock = 512, 3, 24, 4, 2**33 + 2**31
@@ -294,14 +344,14 @@ def test_a_token_that_is_drawn_hints_at_missing_experts(s: int) -> None:
     table = torch.randint(-1, 1, (layers + 2, experts), device=CUDA, dtype=torch.int32)
     table[1] = 0
     own, ring = torch.tensor([clock, 0, 0], device=CUDA), zeros(HINTS, HINT_WORDS)
-    written = zeros(1) + HINTS - 5
+    hinted = torch.tensor([HINTS - 5, *[0] * (HINTED_WORDS - 1)], device=CUDA, dtype=torch.int32)
     state = (zeros(s, SAMPLING_WORDS), zeros(s, dtype=torch.float32), zeros(s, BLOCKS, 2), zeros(s, dtype=torch.uint32))
     tokens, positions, step, log = zeros(s), zeros(s), zeros(s), zeros(STEPS, s)
     draw = sample(vocab=vocab, s=s, hash_layers=layers, experts=experts, topk=topk)
     for _ in range(9):
-        logits, before = torch.randn(s, vocab, device=CUDA), int(written)
-        draw(logits, *state, tokens, positions, step, log, hashed, table, own, ring, written)
-        entries = {number: ring[(number - 1) % HINTS].tolist() for number in range(before + 1, int(written) + 1)}
+        logits, before = torch.randn(s, vocab, device=CUDA), int(hinted[0])
+        draw(logits, *state, tokens, positions, step, log, hashed, table, own, ring, hinted)
+        entries = {number: ring[(number - 1) % HINTS].tolist() for number in range(before + 1, int(hinted[0]) + 1)}
         assert [entry[0] for entry in entries.values()] == list(entries)
         got = [(e[1], e[2], (e[3] - e[2]) & 0xFFFFFFFF, e[4], e[6 : 6 + e[5]]) for e in entries.values()]
         missing = [enumerate(twin.hashed_hints(hashed, t, table[:layers])) for t in logits.argmax(-1).tolist()]

@@ -81,14 +81,21 @@ def routing_of(weights: torch.Tensor, topk: int, slots: torch.Tensor | None) -> 
 def no_hints() -> tuple[torch.Tensor, ...]:
     """What `sample` does not look at if no layer gets hints: hashed, table, own, hints, hinted."""
     from kernels.decode.experts import OWN_WORDS
-    from kernels.decode.hints import HINT_WORDS, HINTS
+    from kernels.decode.hints import HINT_WORDS, HINTED_WORDS, HINTS
 
     hashed = torch.zeros(1, 1, 1, dtype=torch.int16, device=CUDA)
     own = torch.zeros(OWN_WORDS, dtype=torch.int64, device=CUDA)
-    table, hints, hinted = (
-        torch.zeros(*n, dtype=torch.int32, device=CUDA) for n in ((1, 1), (HINTS, HINT_WORDS), (1,))
-    )
+    shapes = (1, 1), (HINTS, HINT_WORDS), (HINTED_WORDS,)
+    table, hints, hinted = (torch.zeros(shape, dtype=torch.int32, device=CUDA) for shape in shapes)
     return hashed, table, own, hints, hinted
+
+
+def no_guesses(experts: int) -> tuple[torch.Tensor, ...]:
+    """What `route` does not look at if it does not guess: is_wanted, hints, hinted, guessed, judged."""
+    from kernels.decode.hints import HINT_WORDS, HINTED_WORDS, HINTS
+
+    shapes = (1,), (HINTS, HINT_WORDS), (HINTED_WORDS,), (2, experts), (2,)
+    return tuple(torch.zeros(shape, dtype=torch.int32, device=CUDA) for shape in shapes)
 
 
 def draws(logits: torch.Tensor, temperature: float, top_p: float, min_p: float, top_k: int, steps: int) -> torch.Tensor:

@@ -13,7 +13,6 @@ from contextlib import contextmanager
 import numpy as np
 import torch
 
-from helpers.gpu import eventually
 from shared.checkpoint.config import ModelConfig
 from shared.checkpoint.index import TensorIndex
 from shared.checkpoint.records import ExpertRecords
@@ -43,7 +42,10 @@ class ResidentExperts:
         self.fails = False
         self.asked: list[tuple[int, tuple[int, ...], tuple[int, ...], int]] = []
         self.hinted: list[tuple[int, tuple[int, ...], bool]] = []
+        self.wants_guesses = True
+        self.look_ups = self.guessed = self.guessed_right = 0
         self._stream = torch.cuda.Stream()
+        self._arriving: list[threading.Thread] = []
         self.remember_all()
 
     def remember_all(self) -> None:
@@ -57,20 +59,24 @@ class ResidentExperts:
             self.control.slot_table[layer, expert] = -1
             self.pool[layer * self._experts + expert].fill_(0x55)
 
-    def until_read(self, keys: Sequence[tuple[int, int]]) -> None:
-        """Wait until they are all resident."""
-        table = self.control.slot_table
-        eventually(lambda: all(table[key] >= 0 for key in keys), lambda: [key for key in keys if table[key] < 0])
+    def until_quiet(self) -> None:
+        """Wait until everything that was asked for or hinted at is here."""
+        while self._arriving:
+            self._arriving.pop().join()
 
     def ask(self, layer: int, expert_ids: tuple[int, ...], held_slots: tuple[int, ...], clock: int) -> None:
         self.asked.append((layer, expert_ids, held_slots, clock))
-        if not self.fails:
-            threading.Thread(target=self._bring, args=(layer, expert_ids)).start()
+        self._fetch(layer, expert_ids)
 
     def pass_hint(self, layer: int, expert_ids: tuple[int, ...], is_guess: bool) -> None:
         self.hinted.append((layer, expert_ids, is_guess))
-        if not self.fails:
-            threading.Thread(target=self._bring, args=(layer, expert_ids)).start()
+        self._fetch(layer, expert_ids)
+
+    def judge_guesses(self, look_ups: int, guessed: int, right: int) -> bool:
+        self.look_ups += look_ups
+        self.guessed += guessed
+        self.guessed_right += right
+        return self.wants_guesses
 
     def take_answers(self) -> None:
         if self.fails and self.asked:
@@ -95,6 +101,11 @@ class ResidentExperts:
     def close(self) -> None:
         self._registration.close()
         self.control.close()
+
+    def _fetch(self, layer: int, expert_ids: tuple[int, ...]) -> None:
+        if not self.fails:
+            self._arriving.append(threading.Thread(target=self._bring, args=(layer, expert_ids)))
+            self._arriving[-1].start()
 
     def _bring(self, layer: int, expert_ids: tuple[int, ...]) -> None:
         time.sleep(self._delay_s)

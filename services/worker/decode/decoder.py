@@ -155,6 +155,7 @@ class Decoder:
                 self._wait(events.popleft())
                 if done + 1 < rooms:  # the next step's, before somebody takes time over this one's token
                     self._buffers.hints.serve(self._opened.experts)
+                self._buffers.hints.judge(self._opened.experts)
                 yield self._buffers.log[done % STEPS].tolist()
 
     def forced(self, ids: Sequence[int]) -> list[torch.Tensor]:
@@ -187,7 +188,7 @@ class Decoder:
         control = opened.experts.control
         self._upload(b.own, torch.tensor([control.worker_clock, control.ticket_head, 0]))
         b.waited.zero_()
-        b.hints.begin()
+        b.hints.begin(opened.experts)
         self._upload(b.counts, torch.from_numpy(control.uses.astype("int64")))
         b.logits.copy_(logits)
 

@@ -123,7 +123,7 @@ class Buffers:
         self.logits = floats(s, c.vocab_size)
         self.threshold, self.best = floats(s), whole(s, BLOCKS, 2)
         self.done = whole(s, dtype=torch.uint32)
-        self.hints = Hints(device)
+        self.hints = Hints(c.n_routed_experts, device)
 
 
 def sampling_words(params: SamplingParams, seed: int) -> torch.Tensor:
@@ -158,7 +158,7 @@ class DecodeStep:
         for number, (layer, state) in enumerate(zip(weights.layers, tensors, strict=True)):
             following = weights.layers[number + 1] if number + 1 < len(weights.layers) else None
             launches = self._attention_half(layer, state, self._config.compress_ratios[number])
-            launches += self._expert_half(layer, number, model, following)
+            launches += self._expert_half(layer, number, model, following, weights.guesses)
             self._forward += launches
             self.layer_launches.append(len(launches))
         self._forward += self._head(model)
@@ -278,11 +278,15 @@ class DecodeStep:
             lambda: best(scores, b.positions, b.chosen),
         ]
 
-    def _expert_half(self, w: LayerWeights, number: int, model: Model, following: LayerWeights | None) -> list[Launch]:
-        c, b, control = self._config, self._buffers, self._control
+    def _expert_half(
+        self, w: LayerWeights, number: int, model: Model, following: LayerWeights | None, guesses: bool
+    ) -> list[Launch]:
+        c, b, control, hints = self._config, self._buffers, self._control, self._buffers.hints
         d, width, topk = c.hidden_size, c.moe_intermediate_size, c.num_experts_per_tok
         offset = len(w.shared_w1_w3.codes)
-        products = torch.zeros(b.s, offset + len(w.gate), device=b.x.device)
+        products = torch.zeros(b.s, offset + len(w.gates), device=b.x.device)
+        guessed = number + 1 if guesses and following is not None and not c.is_hash_layer(number + 1) else -1
+        bias = w.bias if following is None else following.bias
         choose = route(
             experts=c.n_routed_experts,
             topk=topk,
@@ -292,6 +296,7 @@ class DecodeStep:
             scaling=c.routed_scaling_factor,
             s=b.s,
             vocab=len(w.tid2eid),
+            guesses=guesses,
         )
         sizes = {"d": d, "width": width, "topk": topk, "limit": c.swiglu_limit, "s": b.s}
         up = experts_up(**sizes, stride=products.shape[1], rows_per_scale=w.shared_w2.rows_per_scale)
@@ -302,11 +307,13 @@ class DecodeStep:
         write = experts_write(d=d, topk=topk, mixes=len(next_fn), s=b.s)
         return [
             self._read(w.hc_ffn, w.ffn_norm),
-            self._fused(w.shared_w1_w3, w.gate, (b.codes, b.scales, b.x), products),
+            self._fused(w.shared_w1_w3, w.gates, (b.codes, b.scales, b.x), products),
             lambda: choose(
                 number,
+                guessed,
                 products,
                 w.bias,
+                bias,
                 w.tid2eid,
                 b.tokens,
                 control.table,
@@ -317,6 +324,11 @@ class DecodeStep:
                 b.own,
                 b.waited,
                 b.routing,
+                hints.is_wanted,
+                hints.ring,
+                hints.hinted,
+                hints.guessed,
+                hints.judged,
             ),
             lambda: up(
                 products,
@@ -369,7 +381,7 @@ class DecodeStep:
                 control.table,
                 b.own,
                 hints.ring,
-                hints.written,
+                hints.hinted,
             ),
         ]
 

@@ -24,6 +24,10 @@ class TicketedExperts(Protocol):
     def pass_hint(self, layer: int, expert_ids: tuple[int, ...], is_guess: bool) -> None:
         """The GPU found these missing, and will want them, or may want them if it is a guess. Raises PeerLost."""
 
+    def judge_guesses(self, look_ups: int, guessed: int, right: int) -> bool:
+        """Whether to go on guessing: so many look-ups later, so many more guesses of missing experts were put to the
+        test, and so many came true."""
+
     def take_answers(self) -> None:
         """Raises ServiceError or PeerLost if what was asked for cannot be had."""
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
 
 from services.worker.model import Model
 from services.worker.model.compression import Compressor
@@ -37,7 +36,9 @@ class Pooling(NamedTuple):
 
 
 class LayerWeights(NamedTuple):
-    """`inputs` see the attention's input, FP8 rows and bfloat16 rows; `router` the expert half's, in the same way."""
+    """`inputs` see the attention's input, FP8 rows and bfloat16 rows; `shared_w1_w3` and `gates` the expert half's, in
+    the same way. `gates` is the layer's own and, if steps guess, the next one's behind it, each padded to whole ROWS.
+    """
 
     hc_attn: HyperConnection
     hc_ffn: HyperConnection
@@ -55,12 +56,12 @@ class LayerWeights(NamedTuple):
     sink: torch.Tensor
     shared_w1_w3: Fp8
     shared_w2: Fp8
-    gate: torch.Tensor
+    gates: torch.Tensor
     bias: torch.Tensor
     tid2eid: torch.Tensor
 
     @classmethod
-    def of(cls, layer: Layer, config: ModelConfig, ratio: int) -> LayerWeights:
+    def of(cls, layer: Layer, config: ModelConfig, ratio: int, gates: torch.Tensor) -> LayerWeights:
         attention, moe = layer.attention, layer.moe
         device = attention.sink.device
         index_compressor = None if attention.indexer is None else attention.indexer.compressor
@@ -82,7 +83,7 @@ class LayerWeights(NamedTuple):
             sink=attention.sink,
             shared_w1_w3=_fp8(moe.shared_w1_w3),
             shared_w2=_fp8(moe.shared_w2),
-            gate=F.pad(moe.gate, (0, 0, 0, -len(moe.gate) % ROWS)) if len(moe.gate) % ROWS else moe.gate,
+            gates=gates,
             bias=torch.zeros(config.n_routed_experts, device=device) if moe.bias is None else moe.bias,
             tid2eid=torch.zeros(1, config.num_experts_per_tok, dtype=torch.int64, device=device)
             if moe.tid2eid is None
@@ -92,20 +93,36 @@ class LayerWeights(NamedTuple):
 
 class StepWeights(NamedTuple):
     """Of all layers. hashed: what each token wants of the layers that get hints because its id decides there, int16
-    [layers, vocab, num_experts_per_tok]."""
+    [layers, vocab, num_experts_per_tok]; guesses: whether a layer's step guesses what the next one wants."""
 
     layers: list[LayerWeights]
     hashed: torch.Tensor
+    guesses: bool
 
     @classmethod
     def of(cls, model: Model, prefetch: PrefetchConfig) -> StepWeights:
-        config = model.config
-        layers = [LayerWeights.of(layer, config, config.compress_ratios[i]) for i, layer in enumerate(model.layers)]
+        config, guesses = model.config, prefetch.look_ahead
+        gates = _joined_gates(model)
+        layers = [
+            LayerWeights.of(layer, config, config.compress_ratios[i], gates[i : i + 1 + guesses].flatten(0, 1))
+            for i, layer in enumerate(model.layers)
+        ]
         tables = [layer.moe.tid2eid.short() for layer in model.layers if layer.moe.tid2eid is not None]
         if tables and prefetch.hash_layers:
-            return cls(layers, torch.stack(tables))
+            return cls(layers, torch.stack(tables), guesses)
         shape = 0, config.vocab_size, config.num_experts_per_tok
-        return cls(layers, torch.zeros(shape, dtype=torch.int16, device=model.device))
+        return cls(layers, torch.zeros(shape, dtype=torch.int16, device=model.device), guesses)
+
+
+def _joined_gates(model: Model) -> torch.Tensor:
+    """The gates of all layers behind each other and zeros after the last, [layers + 1, rows, hidden], so that a layer's
+    and the next one's are one matrix without a copy; the model goes on with views of them."""
+    first = model.layers[0].moe.gate
+    gates = first.new_zeros(len(model.layers) + 1, -(-len(first) // ROWS) * ROWS, first.shape[1])
+    for rows, layer in zip(gates, model.layers, strict=False):
+        rows[: len(first)] = layer.moe.gate
+        layer.moe.gate = rows[: len(first)]
+    return gates
 
 
 def _fp8(prepared: object) -> Fp8:

@@ -51,3 +51,17 @@ def test_recovers_and_notices_a_change_of_fortune_soon():
     look_ahead = LookAhead(LookAheadCounters())
     assert play(look_ahead, 10_000, K) == 10_000
     assert play(look_ahead, 10_000, 0) < 4 * WINDOW // K
+
+
+def test_a_gpu_whose_chances_are_counted_later_is_judged_alike():
+    """So many look-ups at a time, and what came of their guesses."""
+    counters = LookAheadCounters()
+    look_ahead, look_ups = LookAhead(counters), 40
+    for _ in range(10):
+        look_ahead.score(WINDOW, WINDOW)
+        assert look_ahead.may_guess(look_ups)
+    assert counters == LookAheadCounters(10 * WINDOW, 10 * WINDOW)
+    look_ahead.score(4 * WINDOW, 0)
+    for _ in range(REST // look_ups):
+        assert not look_ahead.may_guess(look_ups)
+    assert look_ahead.may_guess(look_ups)

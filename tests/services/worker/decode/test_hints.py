@@ -28,6 +28,12 @@ class Listener:
     def __init__(self, clock: int = 0) -> None:
         self.control = SimpleNamespace(worker_clock=clock)
         self.heard: list[tuple[int, tuple[int, ...], bool]] = []
+        self.judged: list[tuple[int, int, int]] = []
+        self.wants_guesses = True
+
+    def judge_guesses(self, look_ups: int, guessed: int, right: int) -> bool:
+        self.judged.append((look_ups, guessed, right))
+        return self.wants_guesses
 
     def pass_hint(self, layer: int, expert_ids: tuple[int, ...], is_guess: bool) -> None:
         self.heard.append((layer, expert_ids, is_guess))
@@ -35,16 +41,16 @@ class Listener:
 
 def write(hints: Hints, layer: int, ids: tuple[int, ...], clock: int = 0, is_guess: bool = False) -> None:
     """As `write_hint` in hints.cuh."""
-    number = int(hints.written)
+    number = int(hints.hinted[0])
     words = [number + 1, is_guess, layer, clock & 0xFFFFFFFF, clock >> 32, len(ids), *ids]
     signed = [word - (word >> 31 << 32) for word in words]
     hints.ring[number % HINTS, : len(words)] = torch.tensor(signed, dtype=torch.int32)
-    hints.written += 1
+    hints.hinted[0] += 1
 
 
 @pytest.fixture
 def hints() -> Hints:
-    return Hints(torch.device("cpu"))
+    return Hints(256, torch.device("cpu"))
 
 
 def test_each_is_passed_on_once_and_in_order(hints: Hints) -> None:
@@ -91,12 +97,28 @@ def test_a_new_request_begins_with_none(hints: Hints) -> None:
     listener = Listener()
     for number in range(HINTS + 5):
         write(hints, 4, (number,))
-    hints.begin()
+    hints.begin(listener)
     hints.serve(listener)
     assert listener.heard == []
     write(hints, 4, (1, 2))
     hints.serve(listener)
     assert listener.heard == [(4, (1, 2), False)]
+
+
+def test_guesses_are_judged_by_what_is_new(hints: Hints) -> None:
+    listener = Listener(clock=100)
+    hints.begin(listener)
+    assert (listener.judged, hints.is_wanted.tolist()) == ([(0, 0, 0)], [1])
+    for clock, judged, news in ((143, (5, 3), (43, 5, 3)), (186, (9, 3), (43, 4, 0)), (186, (9, 3), (0, 0, 0))):
+        listener.control.worker_clock = clock
+        hints.judged[:] = torch.tensor(judged)
+        listener.wants_guesses = not listener.wants_guesses
+        hints.judge(listener)
+        assert listener.judged[-1] == news
+        assert hints.is_wanted.tolist() == [listener.wants_guesses]
+    hints.begin(listener)
+    assert hints.judged.tolist() == [0, 0]
+    assert listener.judged[-1] == (0, 0, 0)
 
 
 @pytest.mark.system
