@@ -1,0 +1,19 @@
+"""Decoding goes on through cancels, a broken file and a kill; `tests/gpu/test_endurance.py` is the long form."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from helpers.endurance import Plan, endure
+from helpers.services import ROOT
+
+from shared.errors import ErrorCode
+
+pytestmark = [pytest.mark.system, pytest.mark.timeout(300)]
+TINY = ROOT / "tests" / "golden" / "tiny-a"
+
+
+def test_whatever_happens_answers_are_the_same_and_nothing_grows(tmp_path: Path) -> None:
+    ends = endure(tmp_path, TINY, Plan(tokens=150, longest=24, kills=[["expertd"]]))
+    assert set(ends) == {"length", "abort", ErrorCode.PEER_LOST, ErrorCode.IO_ERROR}
