@@ -103,6 +103,7 @@ def make_plan(config: Config, model: ModelConfig, machine: Machine) -> Plan:
         Part("dense weights of the extra blocks", extra),
         Part(f"workspace of a prefill chunk, {config.worker.prefill_chunk:,} tokens", _workspace_bytes(config, model)),
         Part(f"rope tables, {context:,} positions", _rope_bytes(model, context)),
+        Part("hints of decoding", _hint_bytes(config, model)),
         Part("states of recent conversations", sessions),
         Part("processes", HOST_BYTES + (0 if config.worker.device == "cpu" else CUDA_BYTES)),
     )
@@ -158,6 +159,16 @@ def _rope_bytes(model: ModelConfig, context: int) -> int:
     return 2 * pairs * (8 * context + 4)  # complex64, and the float32 frequencies that they are made of
 
 
+def _hint_bytes(config: Config, model: ModelConfig) -> int:
+    """On a GPU a second copy of the tables by which token ids choose experts, two bytes an entry, and one gate of zeros
+    behind the last layer's."""
+    if config.worker.device == "cpu":
+        return 0
+    hash_layers = model.num_hash_layers if config.prefetch.hash_layers else 0
+    tables = 2 * hash_layers * model.vocab_size * model.num_experts_per_tok
+    return tables + 2 * model.n_routed_experts * model.hidden_size
+
+
 def _workspace_bytes(config: Config, model: ModelConfig) -> int:
     tokens = min(config.worker.prefill_chunk, config.model.max_context)
     return tokens * WORKSPACE_STREAMS * model.hc_mult * model.hidden_size * 2
@@ -203,8 +214,11 @@ def _step_cost(
     # A step reads one row of the embedding and of the hash tables, and nothing of the extra blocks.
     skipped = re.compile(r"embed\.|mtp\.|.*\.tid2eid$")
     gpu = None if config.worker.device == "cpu" else machine.gpu
+    read = {name: nbytes for name, nbytes in tensors.items() if not skipped.match(name)}
+    gates = sum(nbytes for name, nbytes in read.items() if name.endswith(".ffn.gate.weight"))
     return StepCost(
-        dense_bytes=sum(nbytes for name, nbytes in tensors.items() if not skipped.match(name)),
+        # Guesses of the next layer's experts take its gate, one layer early.
+        dense_bytes=sum(read.values()) + (gates if config.prefetch.look_ahead else 0),
         record_bytes=record_bytes,
         uses=model.num_hidden_layers * model.num_experts_per_tok,
         memory_bandwidth=gpu.bandwidth if gpu else machine.memory_speed,

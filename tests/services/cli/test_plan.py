@@ -34,7 +34,7 @@ def test_the_plan_of_a_described_machine(spark: Path, capsys: pytest.CaptureFixt
     assert "NVIDIA DGX Spark: unified memory" in out
     assert "Dense weights and state of the backbone: 9.77 GB" in out
     assert "Cache: 90.00 GB = 6,731 slots of 13,369,344 bytes, 60% of 11,264 experts" in out
-    assert "7.77 GB dense + 258 x 13.37 MB experts = 11.22 GB at 249.00 GB/s: 45.1 ms" in out
+    assert "7.86 GB dense + 258 x 13.37 MB experts = 11.31 GB at 249.00 GB/s: 45.4 ms" in out
     assert "Fits" in out
 
 

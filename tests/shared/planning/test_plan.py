@@ -11,7 +11,7 @@ from helpers.checkpoints import tiny_checkpoint
 from shared.checkpoint.config import ModelConfig
 from shared.checkpoint.records import RecordLayout
 from shared.checkpoint.synth_shapes import published_config
-from shared.config import AUTO_BYTES, Config, load_config
+from shared.config import AUTO_BYTES, Config, PrefetchConfig, load_config
 from shared.errors import CapacityError
 from shared.planning import plan as plan_module
 from shared.planning.expectation import StepCost, hit_rate, tokens_per_s
@@ -184,6 +184,14 @@ def test_a_cpu_holds_its_dense_weights_in_float32() -> None:
     per_weight = on_cpu.parts[0].nbytes / on_gpu.parts[0].nbytes
     assert 2.5 < per_weight < 4
     assert on_cpu.cost.dense_bytes > 3 * on_gpu.cost.dense_bytes
+
+
+def test_hints_take_a_little_memory_and_guesses_each_gate_twice() -> None:
+    config, machine = deployed("spark")
+    with_hints = make_plan(config, FULL, machine)
+    without = make_plan(replace(config, prefetch=PrefetchConfig(False, False)), FULL, machine)
+    assert with_hints.cost.dense_bytes - without.cost.dense_bytes == 43 * 256 * 4096 * 2
+    assert without.room - with_hints.room == 3 * 129280 * 6 * 2
 
 
 def test_the_dspark_checkpoint_plans_too() -> None:
