@@ -28,12 +28,15 @@ class Launch(NamedTuple):
     part: str = "layer"
 
 
-def step_launches(c: ModelConfig, extent: Extent, position: int) -> list[Launch]:
-    """Of the step that takes in the token at `position`, with every expert resident."""
+def step_launches(c: ModelConfig, extent: Extent, position: int, guesses: bool = True) -> list[Launch]:
+    """Of the step that takes in the token at `position`, with every expert resident.
+
+    `guesses`: each layer applies the next one's gate too, as with prefetch.look_ahead.
+    """
     launches = [Launch("embedding", "streams_start_kernel", 2 * c.hidden_size + _mixing(c), START)]
     for layer in range(c.num_hidden_layers):
         launches += _attention(c, extent, c.compress_ratios[layer], position)
-        launches += _experts(c, layer)
+        launches += _experts(c, layer, guesses)
     norm = 4 * c.hidden_size
     return [
         *launches,
@@ -73,16 +76,17 @@ def _attention(c: ModelConfig, extent: Extent, ratio: int, position: int) -> lis
     ]
 
 
-def _experts(c: ModelConfig, layer: int) -> list[Launch]:
+def _experts(c: ModelConfig, layer: int, guesses: bool) -> list[Launch]:
     d, width, topk = c.hidden_size, c.moe_intermediate_size, c.num_experts_per_tok
     shared = c.n_shared_experts * width
     matrix = width * d // 2 + width * d // FP4_GROUP
     is_last = layer == c.num_hidden_layers - 1
     following = 4 * c.hc_mult * c.hc_mult * d if is_last else _mixing(c)
     chooses = 8 * topk if c.is_hash_layer(layer) else 4 * c.n_routed_experts
+    gates = 2 * (1 + guesses) * c.n_routed_experts * d
     return [
         Launch("experts' input", "sublayer_read_kernel", 4 * d),
-        Launch("gate, shared w1, w3", "fused_linear_kernel", _fp8(2 * shared, d) + 2 * c.n_routed_experts * d),
+        Launch("gates, shared w1, w3", "fused_linear_kernel", _fp8(2 * shared, d) + gates),
         Launch("route", "route_kernel", chooses),
         Launch("experts w1, w3, shared w2", "experts_up_kernel", 2 * topk * matrix + _fp8(d, shared)),
         Launch("experts w2", "experts_down_kernel", topk * matrix),

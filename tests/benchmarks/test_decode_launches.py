@@ -53,16 +53,17 @@ def test_only_the_ends_of_a_step_are_outside_of_layers() -> None:
 
 
 @pytest.mark.parametrize("extent", [SHORT, LONG])
-def test_the_launches_are_those_of_the_step(monkeypatch: pytest.MonkeyPatch, extent: Extent) -> None:
-    launched = _launched(monkeypatch, extent)
-    table = step_launches(CONFIG, extent, extent.positions - 1)
+@pytest.mark.parametrize("guesses", [True, False])
+def test_the_launches_are_those_of_the_step(monkeypatch: pytest.MonkeyPatch, extent: Extent, guesses: bool) -> None:
+    launched = _launched(monkeypatch, extent, guesses)
+    table = step_launches(CONFIG, extent, extent.positions - 1, guesses)
     assert [name for name, _ in launched] == [launch.kernel for launch in table]
     for (name, matrices), launch in zip(launched, table, strict=True):
         if name in DENSE:
             assert launch.nbytes == matrices, launch
 
 
-def _launched(monkeypatch: pytest.MonkeyPatch, extent: Extent) -> list[tuple[str, int]]:
+def _launched(monkeypatch: pytest.MonkeyPatch, extent: Extent, guesses: bool) -> list[tuple[str, int]]:
     """Of a step on tensors without memory: each kernel, and the bytes of the matrices that it is given."""
     launched: list[tuple[str, int]] = []
 
@@ -81,7 +82,7 @@ def _launched(monkeypatch: pytest.MonkeyPatch, extent: Extent) -> list[tuple[str
     control = _scratch_control(CONFIG.num_moe_layers, CONFIG.n_routed_experts, META)
     layers = range(CONFIG.num_hidden_layers)
     hashed = empty(CONFIG.num_hash_layers, CONFIG.vocab_size, CONFIG.num_experts_per_tok, dtype=torch.int16)
-    weights = StepWeights([_weights(layer) for layer in layers], hashed)
+    weights = StepWeights([_weights(layer, guesses) for layer in layers], hashed, guesses)
     tensors = [_tensors(layer, extent) for layer in layers]
     pool = empty(1, RecordLayout.of(CONFIG).slot_bytes, dtype=torch.uint8)
     step = DecodeStep(model, weights, tensors, Buffers(model, 1, extent), pool, control, extent)
@@ -104,7 +105,7 @@ def _model() -> Any:
     )
 
 
-def _weights(layer: int) -> LayerWeights:
+def _weights(layer: int, guesses: bool) -> LayerWeights:
     c, ratio = CONFIG, CONFIG.compress_ratios[layer]
     d, width, heads = c.hidden_size, c.moe_intermediate_size, c.num_attention_heads * c.head_dim
     index = c.index_n_heads * c.index_head_dim if ratio == 4 else 0
@@ -128,7 +129,7 @@ def _weights(layer: int) -> LayerWeights:
         sink=empty(c.num_attention_heads),
         shared_w1_w3=_fp8(2 * width, d),
         shared_w2=_fp8(d, width),
-        gate=empty(c.n_routed_experts, d, dtype=torch.bfloat16),
+        gates=empty((1 + guesses) * c.n_routed_experts, d, dtype=torch.bfloat16),
         bias=empty(c.n_routed_experts),
         tid2eid=empty(c.vocab_size if is_hash else 1, c.num_experts_per_tok, dtype=torch.int64),
     )
