@@ -230,20 +230,33 @@ __device__ __forceinline__ float4 gated(float4 gate, float4 up, float limit, flo
                      gated(gate.z, up.z, limit, weight), gated(gate.w, up.w, limit, weight));
 }
 
+// Results of a block's fp4_rows, 16 * TILES rows of every token, rounded: out bf16 [S, stride] at the first of the rows.
+template <int S, int TILES, int WARPS>
+__device__ __forceinline__ void store_fp4(const float (&acc)[TILES][2 * ((S + 1) / 2)], __nv_bfloat16* out, int stride) {
+  __shared__ Partials<S, WARPS> partials[TILES];
+#pragma unroll
+  for (int tile = 0; tile < TILES; ++tile) keep_fp4<S>(partials[tile][threadIdx.x >> 5], acc[tile]);
+  __syncthreads();
+  for (int i = threadIdx.x; i < 16 * S * TILES; i += 32 * WARPS) {
+    const int token = i / (16 * TILES), row = i % (16 * TILES);
+    out[token * stride + row] = __float2bfloat16_rn(total<S, WARPS>(partials[row / 16], token, row % 16));
+  }
+}
+
 // Gate and up rows of every routed expert, and the shared expert's down rows, which come first and wait for nobody.
-// Blocks: D / 16 of the shared expert, then POSITIONS times 2 * W / 16. y: float [S, stride], the shared expert's gate and
-// up products first; shared: bf16 [S, D]; hidden: bf16 [POSITIONS, S, 2 * W].
-template <int D, int W, int S, int POSITIONS, int WARPS, int AHEAD, int ROWS_PER_SCALE>
+// Blocks: D / 16 of the shared expert, then POSITIONS times 2 * W / 16 / TILES. y: float [S, stride], the shared expert's
+// gate and up products first; shared: bf16 [S, D]; hidden: bf16 [POSITIONS, S, 2 * W].
+template <int D, int W, int S, int POSITIONS, int WARPS, int TILES, int AHEAD, int ROWS_PER_SCALE>
 __device__ __forceinline__ void experts_up(const float* y, int stride, const uint8_t* shared_w2,
                                            const uint8_t* shared_scale, float limit, const void* halves,
                                            const float* scales, const uint8_t* pool, int64_t slot_bytes, int w1,
                                            int w1_scale, int w3, int w3_scale, int* decisions,
                                            const int* row, const int* abort, unsigned* waited, void* shared, void* hidden) {
-  constexpr int SHARED = D / 16, TILES = 2 * W / 16, SUMS = 2 * ((S + 1) / 2);
+  constexpr int SHARED = D / 16, ROWS = 16 * TILES, BLOCKS = 2 * W / ROWS;
   auto* routing = reinterpret_cast<Routing<POSITIONS, S>*>(decisions);
-  __shared__ Partials<S, WARPS> partials;
   const int warp = threadIdx.x >> 5;
   if (blockIdx.x < SHARED) {
+    __shared__ Partials<S, WARPS> partials;
     float acc[4] = {0, 0, 0, 0};
     constexpr int KW = W / WARPS;
     __shared__ Quantised<KW, S, uint8_t> inputs[WARPS];
@@ -267,26 +280,21 @@ __device__ __forceinline__ void experts_up(const float* y, int stride, const uin
   }
   await_previous();
   constexpr int KW = D / WARPS;
-  const int place = (blockIdx.x - SHARED) / TILES, tile = (blockIdx.x - SHARED) % TILES, k = warp * KW;
+  const int place = (blockIdx.x - SHARED) / BLOCKS, row_of_both = (blockIdx.x - SHARED) % BLOCKS * ROWS, k = warp * KW;
   const int position = routing->position_of[place];
   if (position < 0) return;
   const int slot = find_slot(routing, place, position, row, abort, waited);
   if (slot < 0) return;
-  const bool is_gate = tile < TILES / 2;
-  const int first = (is_gate ? tile : tile - TILES / 2) * 16;
+  const bool is_gate = row_of_both < W;
+  const int first = is_gate ? row_of_both : row_of_both - W;
   const uint8_t* record = pool + slot * slot_bytes;
-  float acc[1][SUMS] = {};
-  fp4_rows<KW, S, 1, unroll(KW / kActBlock, AHEAD)>(
+  float acc[TILES][2 * ((S + 1) / 2)] = {};
+  fp4_rows<KW, S, TILES, unroll(KW / kActBlock, AHEAD)>(
       record + (is_gate ? w1 : w3) + int64_t(first) * (D / 2) + k / 2, D / 2,
       record + (is_gate ? w1_scale : w3_scale) + first * (D / 32) + k / 32, D / 32,
       static_cast<const uint16_t*>(halves) + k, D, scales + k / kActBlock,
       D / kActBlock, acc, [] {});
-  keep_fp4<S>(partials[warp], acc[0]);
-  __syncthreads();
-  for (int i = threadIdx.x; i < 16 * S; i += 32 * WARPS) {
-    static_cast<__nv_bfloat16*>(hidden)[int64_t(position * S + i / 16) * (2 * W) + tile * 16 + i % 16] =
-        __float2bfloat16_rn(total<S, WARPS>(partials, i / 16, i % 16));
-  }
+  store_fp4<S, TILES, WARPS>(acc, static_cast<__nv_bfloat16*>(hidden) + int64_t(position) * S * 2 * W + row_of_both, 2 * W);
 }
 
 // Down rows of every routed expert, on activations that carry the routing weight; what a block makes of them serves TILES
@@ -294,9 +302,8 @@ __device__ __forceinline__ void experts_up(const float* y, int stride, const uin
 template <int D, int W, int S, int POSITIONS, int TILES, int WARPS, int AHEAD>
 __device__ __forceinline__ void experts_down(const void* hidden, float limit, const uint8_t* pool, int64_t slot_bytes,
                                              int w2, int w2_scale, const int* decisions, void* out) {
-  constexpr int KW = W / WARPS, SUMS = 2 * ((S + 1) / 2);
+  constexpr int KW = W / WARPS;
   const auto* routing = reinterpret_cast<const Routing<POSITIONS, S>*>(decisions);
-  __shared__ Partials<S, WARPS> partials[TILES];
   __shared__ Quantised<KW, S, uint16_t> inputs[WARPS];
   const int warp = threadIdx.x >> 5, k = warp * KW, first = blockIdx.x * 16 * TILES;
   // The router's own kernel ended before this one started, so weights of experts that were there can come at once.
@@ -311,7 +318,7 @@ __device__ __forceinline__ void experts_down(const void* hidden, float limit, co
   if (slot < 0) return;
   const __nv_bfloat16* from = static_cast<const __nv_bfloat16*>(hidden) + int64_t(position) * S * 2 * W + k;
   const uint8_t* record = pool + slot * slot_bytes;
-  float acc[TILES][SUMS] = {};
+  float acc[TILES][2 * ((S + 1) / 2)] = {};
   fp4_rows<KW, S, TILES, unroll(KW / kActBlock, AHEAD)>(
       record + w2 + int64_t(first) * (W / 2) + k / 2, W / 2, record + w2_scale + first * (W / 32) + k / 32, W / 32,
       inputs[warp].codes[0], KW, inputs[warp].scales[0], KW / kActBlock, acc, [&] {
@@ -321,14 +328,7 @@ __device__ __forceinline__ void experts_down(const void* hidden, float limit, co
           return gated(load_bf16x4(at), load_bf16x4(at + W), limit, routing->weights[position][token]);
         });
       });
-#pragma unroll
-  for (int tile = 0; tile < TILES; ++tile) keep_fp4<S>(partials[tile][warp], acc[tile]);
-  __syncthreads();
-  for (int i = threadIdx.x; i < 16 * S * TILES; i += 32 * WARPS) {
-    const int tile = i / (16 * S), token = i / 16 % S, row = i % 16;
-    static_cast<__nv_bfloat16*>(out)[int64_t(position * S + token) * D + first + tile * 16 + row] =
-        __float2bfloat16_rn(total<S, WARPS>(partials[tile], token, row));
-  }
+  store_fp4<S, TILES, WARPS>(acc, static_cast<__nv_bfloat16*>(out) + int64_t(position) * S * D + first, D);
 }
 
 // The experts' sum, ascending by id, then the shared expert, into the streams. Every expert of the layer has been read,

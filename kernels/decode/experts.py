@@ -20,7 +20,7 @@ OWN_WORDS = 3
 
 # Shapes of blocks, the fastest on an H200: warps that share the inputs, tiles of 16 rows, blocks of 128 inputs whose
 # weights are loaded ahead, and how many of them a multiprocessor's registers must hold at once.
-UP_WARPS, UP_AHEAD, UP_AT_ONCE = 4, 2, 6
+UP_WARPS, UP_TILES, UP_AHEAD, UP_AT_ONCE = 4, 1, 2, 6
 DOWN_WARPS, DOWN_TILES, DOWN_AHEAD, DOWN_AT_ONCE = 4, 4, 2, 3
 
 _PUBLISHED = {"experts": 256, "topk": 6, "stride": 4608, "offset": 4096, "scaling": 1.5, "s": 1}
@@ -116,11 +116,11 @@ def experts_up(d: int, width: int, stride: int, topk: int, limit: float, s: int,
         shared: T.Tensor((s, d), "bfloat16"),
         hidden: T.Tensor((positions, s, 2 * width), "bfloat16"),
     ) -> None:
-        with T.Kernel(d // 16 + positions * (2 * width // 16), threads=32 * warps, prelude=source()):
+        with T.Kernel(d // 16 + positions * (2 * width // (16 * UP_TILES)), threads=32 * warps, prelude=source()):
             cuda.annotate_min_blocks_per_sm(UP_AT_ONCE)
             call(
                 "experts_up",
-                (d, width, s, positions, warps, UP_AHEAD, rows_per_scale),
+                (d, width, s, positions, warps, UP_TILES, UP_AHEAD, rows_per_scale),
                 *(y, stride, shared_w2, shared_scale, limit, halves, scales, pool, T.cast(slot_bytes, "int64")),
                 *(0, half, half + scales_half, 2 * half + scales_half, routing, row, abort, waited, shared, hidden),
             )

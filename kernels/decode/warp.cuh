@@ -42,8 +42,12 @@ __device__ __forceinline__ void mma_f16(float (&c)[4], uint32_t a0, uint32_t a1,
       : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }
 
-// 2^(e - 127) of a ue8m0 byte; e = 0 is a subnormal float.
-__device__ __forceinline__ float decode_scale(uint32_t e) { return __uint_as_float(e ? e << 23 : 0x400000u); }
+// 2^(e - 127) of the ue8m0 byte e, the I-th of a word; e = 0 is a subnormal float.
+template <int I>
+__device__ __forceinline__ float decode_scale(uint32_t word) {
+  const uint32_t exponent = (I < 3 ? word << (23 - 8 * I) : word >> 1) & 0x7F800000u;
+  return __uint_as_float(max(exponent, 0x400000u));
+}
 
 // Two e4m3 values of the low 16 bits as bf16, exact.
 __device__ __forceinline__ uint32_t e4m3x2_to_bf16x2(uint32_t pair) {
@@ -59,77 +63,80 @@ struct Lane {
   __device__ Lane() : g((threadIdx.x & 31) >> 2), t(threadIdx.x & 3) {}
 };
 
+// Where the 16 rows of a lane's FP8 weights are read: two rows, 64 inputs apart twice in a block of 128.
+struct Fp8Block {
+  uint4 top[2], bottom[2];
+  __device__ void load(const uint8_t* row, int w_stride) {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      top[h] = stream16(row + 64 * h);
+      bottom[h] = stream16(row + 8 * w_stride + 64 * h);
+    }
+  }
+};
+
 // FP8 weights, FP8 activations. out[2 * s], out[2 * s + 1]: rows g and g + 8 of token s, in lanes with t = s / 2.
 // w: the first of 16 rows at the first of K inputs; scale: one ue8m0 byte for 128 inputs of these rows; x: e4m3 [S, ...];
-// x_scale: float for 128 inputs. `prepare` runs once, while the first weights are on their way, and may make x.
-template <int K, int S, int UNROLL, typename Prepare>
+// x_scale: float for 128 inputs. The weights of AHEAD blocks of 128 inputs are always on their way; `prepare` runs once,
+// while the first are, and may make x.
+template <int K, int S, int AHEAD, typename Prepare>
 __device__ __forceinline__ void fp8_rows(const uint8_t* w, int w_stride, const uint8_t* scale, const uint8_t* x,
                                          int x_stride, const float* x_scale, int x_scale_stride, float* acc,
                                          Prepare prepare) {
+  constexpr int BLOCKS = K / kActBlock;
   const Lane lane;
   const uint8_t* row = w + int64_t(lane.g) * w_stride + 16 * lane.t;
-  const uint8_t* row8 = row + int64_t(8) * w_stride;
   const uint8_t* token = x + (lane.g < S ? lane.g : 0) * x_stride + 16 * lane.t;
   const int left = 2 * lane.t < S ? 2 * lane.t : 0, right = 2 * lane.t + 1 < S ? 2 * lane.t + 1 : 0;
+  Fp8Block a[AHEAD];
+#pragma unroll
+  for (int u = 0; u < AHEAD; ++u) a[u].load(row + u * kActBlock, w_stride);
+  prepare();
 #pragma unroll 1
-  for (int begin = 0; begin < K / kActBlock; begin += UNROLL) {
-    uint4 a[UNROLL][2], b[UNROLL][2];
+  for (int begin = 0; begin < BLOCKS; begin += AHEAD) {
 #pragma unroll
-    for (int u = 0; u < UNROLL; ++u) {
-#pragma unroll
-      for (int h = 0; h < 2; ++h) {
-        a[u][h] = stream16(row + (begin + u) * kActBlock + 64 * h);
-        b[u][h] = stream16(row8 + (begin + u) * kActBlock + 64 * h);
-      }
-    }
-    if (begin == 0) prepare();
-#pragma unroll
-    for (int u = 0; u < UNROLL; ++u) {
+    for (int u = 0; u < AHEAD; ++u) {
       float c[4] = {0, 0, 0, 0};
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
-        const uint4 v = load16(token + (begin + u) * kActBlock + 64 * h);
-        mma_e4m3(c, a[u][h].x, b[u][h].x, a[u][h].y, b[u][h].y, v.x, v.y);
-        mma_e4m3(c, a[u][h].z, b[u][h].z, a[u][h].w, b[u][h].w, v.z, v.w);
+        const uint4 v = load16(token + (begin + u) * kActBlock + 64 * h), top = a[u].top[h], bottom = a[u].bottom[h];
+        mma_e4m3(c, top.x, bottom.x, top.y, bottom.y, v.x, v.y);
+        mma_e4m3(c, top.z, bottom.z, top.w, bottom.w, v.z, v.w);
       }
-      const float s = decode_scale(scale[begin + u]);
+      const float s = decode_scale<0>(scale[begin + u]);
       const float s0 = s * x_scale[left * x_scale_stride + begin + u];
       const float s1 = s * x_scale[right * x_scale_stride + begin + u];
       acc[0] += c[0] * s0;
       acc[1] += c[2] * s0;
       acc[2] += c[1] * s1;
       acc[3] += c[3] * s1;
+      if (begin + AHEAD < BLOCKS) a[u].load(row + (AHEAD + u) * kActBlock, w_stride);
     }
+    row += AHEAD * kActBlock;
   }
 }
 
-// FP8 weights, bf16 activations that are not quantised. Results and `prepare` as in fp8_rows.
-template <int K, int S, int UNROLL, typename Prepare>
+// FP8 weights, bf16 activations that are not quantised. Results, AHEAD and `prepare` as in fp8_rows.
+template <int K, int S, int AHEAD, typename Prepare>
 __device__ __forceinline__ void fp8_rows_bf16(const uint8_t* w, int w_stride, const uint8_t* scale, const void* x,
                                               int x_stride, float* acc, Prepare prepare) {
+  constexpr int BLOCKS = K / kActBlock;
   const Lane lane;
   const uint8_t* row = w + int64_t(lane.g) * w_stride + 16 * lane.t;
-  const uint8_t* row8 = row + int64_t(8) * w_stride;
   const uint16_t* token = static_cast<const uint16_t*>(x) + (lane.g < S ? lane.g : 0) * x_stride + 16 * lane.t;
+  Fp8Block a[AHEAD];
+#pragma unroll
+  for (int u = 0; u < AHEAD; ++u) a[u].load(row + u * kActBlock, w_stride);
+  prepare();
 #pragma unroll 1
-  for (int begin = 0; begin < K / kActBlock; begin += UNROLL) {
-    uint4 a[UNROLL][2], b[UNROLL][2];
+  for (int begin = 0; begin < BLOCKS; begin += AHEAD) {
 #pragma unroll
-    for (int u = 0; u < UNROLL; ++u) {
-#pragma unroll
-      for (int h = 0; h < 2; ++h) {
-        a[u][h] = stream16(row + (begin + u) * kActBlock + 64 * h);
-        b[u][h] = stream16(row8 + (begin + u) * kActBlock + 64 * h);
-      }
-    }
-    if (begin == 0) prepare();
-#pragma unroll
-    for (int u = 0; u < UNROLL; ++u) {
+    for (int u = 0; u < AHEAD; ++u) {
       float c[4] = {0, 0, 0, 0};
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
-        const uint32_t top[4] = {a[u][h].x, a[u][h].y, a[u][h].z, a[u][h].w};
-        const uint32_t bottom[4] = {b[u][h].x, b[u][h].y, b[u][h].z, b[u][h].w};
+        const uint4 a0 = a[u].top[h], a1 = a[u].bottom[h];
+        const uint32_t top[4] = {a0.x, a0.y, a0.z, a0.w}, bottom[4] = {a1.x, a1.y, a1.z, a1.w};
         const uint16_t* at = token + (begin + u) * kActBlock + 64 * h;
         const uint4 v0 = load16(at), v1 = load16(at + 8);
         const uint32_t v[8] = {v0.x, v0.y, v0.z, v0.w, v1.x, v1.y, v1.z, v1.w};
@@ -139,39 +146,44 @@ __device__ __forceinline__ void fp8_rows_bf16(const uint8_t* w, int w_stride, co
                    e4m3x2_to_bf16x2(top[i] >> 16), e4m3x2_to_bf16x2(bottom[i] >> 16), v[2 * i], v[2 * i + 1]);
         }
       }
-      const float s = decode_scale(scale[begin + u]);
+      const float s = decode_scale<0>(scale[begin + u]);
       acc[0] += c[0] * s;
       acc[1] += c[2] * s;
       acc[2] += c[1] * s;
       acc[3] += c[3] * s;
+      if (begin + AHEAD < BLOCKS) a[u].load(row + (AHEAD + u) * kActBlock, w_stride);
     }
+    row += AHEAD * kActBlock;
   }
 }
 
-// bf16 weights and activations, K a multiple of 32 * UNROLL. Results and `prepare` as in fp8_rows.
-template <int K, int S, int UNROLL, typename Prepare>
+// bf16 weights and activations, K a multiple of 32 * AHEAD, which counts stretches of 32 inputs here. Results and
+// `prepare` as in fp8_rows.
+template <int K, int S, int AHEAD, typename Prepare>
 __device__ __forceinline__ void bf16_rows(const void* w, int w_stride, const void* x, int x_stride, float* acc,
                                           Prepare prepare) {
   const Lane lane;
   const uint16_t* row = static_cast<const uint16_t*>(w) + int64_t(lane.g) * w_stride + 8 * lane.t;
-  const uint16_t* row8 = row + int64_t(8) * w_stride;
   const uint16_t* token = static_cast<const uint16_t*>(x) + (lane.g < S ? lane.g : 0) * x_stride + 8 * lane.t;
+  uint4 a[AHEAD], b[AHEAD];
+  const auto load = [&](int u, int k) {
+    a[u] = stream16(row + k);
+    b[u] = stream16(row + 8 * w_stride + k);
+  };
+#pragma unroll
+  for (int u = 0; u < AHEAD; ++u) load(u, 32 * u);
+  prepare();
   float c[4] = {0, 0, 0, 0};
 #pragma unroll 1
-  for (int begin = 0; begin < K; begin += 32 * UNROLL) {
-    uint4 a[UNROLL], b[UNROLL];
+  for (int begin = 0; begin < K; begin += 32 * AHEAD) {
 #pragma unroll
-    for (int u = 0; u < UNROLL; ++u) {
-      a[u] = stream16(row + begin + 32 * u);
-      b[u] = stream16(row8 + begin + 32 * u);
-    }
-    if (begin == 0) prepare();
-#pragma unroll
-    for (int u = 0; u < UNROLL; ++u) {
+    for (int u = 0; u < AHEAD; ++u) {
       const uint4 v = load16(token + begin + 32 * u);
       mma_bf16(c, a[u].x, b[u].x, a[u].y, b[u].y, v.x, v.y);
       mma_bf16(c, a[u].z, b[u].z, a[u].w, b[u].w, v.z, v.w);
+      if (begin + 32 * AHEAD < K) load(u, 32 * (AHEAD + u));
     }
+    row += 32 * AHEAD;
   }
   acc[0] += c[0];
   acc[1] += c[2];
@@ -184,17 +196,24 @@ __device__ __forceinline__ void bf16_rows(const void* w, int w_stride, const voi
 // of codes i and i + 4, which a mask takes out of a word of codes together.
 __host__ __device__ constexpr int fp4_place(int i) { return i / 8 * 8 + (i % 8 < 4 ? 2 * (i % 8) : 2 * (i % 8 - 4) + 1); }
 
+// Bits of a where the mask has ones, of b where it has zeros: one instruction, into which the compiler would not put it.
+template <uint32_t MASK>
+__device__ __forceinline__ uint32_t select_bits(uint32_t a, uint32_t b) {
+  uint32_t r;
+  asm("lop3.b32 %0, %1, %2, %3, 0xE4;" : "=r"(r) : "r"(a), "r"(b), "n"(MASK));
+  return r;
+}
+
 // The eight codes of a word as float16 of 2^-14 of their value, exact: pairs[i] holds codes i and i + 4. Sign goes to sign,
 // exponent and mantissa to the lowest exponent bits and the highest mantissa bit, where a zero exponent means subnormal in
-// both formats. Logic is what limits us on sm_90, which has half as many units for it as for multiplications: odd codes
-// move together by one shift, even ones by products with powers of two.
+// both formats. Instructions are what limits us on sm_90: odd codes move together by one shift to the right, even ones
+// by one to the left.
 __device__ __forceinline__ void fp4_pairs(uint32_t w, uint32_t (&pairs)[4]) {
   constexpr uint32_t kHalf = 0x8E008E00u;
-  const uint32_t odd = (w & 0x80808080u) | ((w >> 3) & ~0x80808080u);
-  const uint32_t even = ((w * 8) & 0x40404040u) | (w & ~0x40404040u);
-  pairs[0] = (even * 512) & kHalf;
-  pairs[1] = (odd * 256) & kHalf;
-  pairs[2] = (even * 2) & kHalf;
+  const uint32_t odd = select_bits<0x80808080u>(w, w >> 3), even = select_bits<0x40404040u>(w << 3, w);
+  pairs[0] = (even << 9) & kHalf;
+  pairs[1] = (odd << 8) & kHalf;
+  pairs[2] = (even << 1) & kHalf;
   pairs[3] = odd & kHalf;
 }
 
@@ -207,17 +226,26 @@ template <int K, int S, int TILES, int AHEAD, typename Prepare>
 __device__ __forceinline__ void fp4_rows(const uint8_t* w, int w_stride, const uint8_t* scale, int scale_stride,
                                          const void* x, int x_stride, const float* x_scale, int x_scale_stride,
                                          float (&acc)[TILES][2 * ((S + 1) / 2)], Prepare prepare) {
-  constexpr int PAIRS = (S + 1) / 2, BLOCKS = K / kActBlock;
+  constexpr int PAIRS = (S + 1) / 2, STEPS = K / kActBlock / AHEAD;
   const Lane lane;
   const uint8_t* row = w + int64_t(lane.g) * w_stride + 16 * lane.t;
   const uint8_t* row_scale = scale + lane.g * scale_stride + 2 * (lane.t & 1);
   const bool is_mine = (lane.g & 3) == lane.t;  // this lane's column takes this lane's block
+  const uint16_t* inputs[PAIRS];
+  const float* input_scales[PAIRS];
+#pragma unroll
+  for (int p = 0; p < PAIRS; ++p) {
+    const int column = 2 * p + (lane.g >> 2), token = 2 * p + (lane.t >> 1);
+    inputs[p] = static_cast<const uint16_t*>(x) + (column < S ? column : 0) * x_stride + 32 * lane.t;
+    input_scales[p] = x_scale + (token < S ? token : 0) * x_scale_stride;
+    asm volatile("" : "+l"(inputs[p]), "+l"(input_scales[p]));  // or the compiler works them out anew for every load
+  }
   uint4 a[AHEAD][TILES][2];
   uint32_t scales[AHEAD][TILES][2];
   const auto load = [&](int u, int block) {
 #pragma unroll
     for (int i = 0; i < 2 * TILES; ++i) {
-      a[u][i / 2][i % 2] = stream16(row + int64_t(8 * i) * w_stride + block * 64);
+      a[u][i / 2][i % 2] = stream16(row + 8 * i * w_stride + block * 64);
       scales[u][i / 2][i % 2] = *reinterpret_cast<const uint16_t*>(row_scale + 8 * i * scale_stride + block * 4);
     }
   };
@@ -225,19 +253,15 @@ __device__ __forceinline__ void fp4_rows(const uint8_t* w, int w_stride, const u
   for (int u = 0; u < AHEAD; ++u) load(u, u);
   prepare();
 #pragma unroll 1
-  for (int begin = 0; begin < BLOCKS; begin += AHEAD) {
+  for (int step = 0; step < STEPS; ++step) {
 #pragma unroll
     for (int u = 0; u < AHEAD; ++u) {
 #pragma unroll
       for (int p = 0; p < PAIRS; ++p) {
-        const int column = 2 * p + (lane.g >> 2);
-        const uint16_t* at = static_cast<const uint16_t*>(x) + (column < S ? column : 0) * x_stride +
-                             (begin + u) * kActBlock + 32 * lane.t;
         uint4 v[4];
 #pragma unroll
-        for (int i = 0; i < 4; ++i) v[i] = is_mine ? load16(at + 8 * i) : make_uint4(0, 0, 0, 0);
-        const int token = 2 * p + (lane.t >> 1);
-        const float s = 16384.0f * x_scale[(token < S ? token : 0) * x_scale_stride + begin + u];
+        for (int i = 0; i < 4; ++i) v[i] = is_mine ? load16(inputs[p] + u * kActBlock + 8 * i) : make_uint4(0, 0, 0, 0);
+        const float s = 16384.0f * input_scales[p][u];
 #pragma unroll
         for (int tile = 0; tile < TILES; ++tile) {
           const uint4 top = a[u][tile][0], bottom = a[u][tile][1];
@@ -252,11 +276,18 @@ __device__ __forceinline__ void fp4_rows(const uint8_t* w, int w_stride, const u
             mma_f16(c, t[2], b[2], t[3], b[3], v[i].z, v[i].w);
           }
           const uint32_t s_top = scales[u][tile][0], s_bottom = scales[u][tile][1];
-          acc[tile][2 * p] += (c[0] * decode_scale(s_top & 0xFF) + c[1] * decode_scale(s_top >> 8)) * s;
-          acc[tile][2 * p + 1] += (c[2] * decode_scale(s_bottom & 0xFF) + c[3] * decode_scale(s_bottom >> 8)) * s;
+          acc[tile][2 * p] += (c[0] * decode_scale<0>(s_top) + c[1] * decode_scale<1>(s_top)) * s;
+          acc[tile][2 * p + 1] += (c[2] * decode_scale<0>(s_bottom) + c[3] * decode_scale<1>(s_bottom)) * s;
         }
       }
-      if (begin + AHEAD < BLOCKS) load(u, begin + AHEAD + u);
+      if (step + 1 < STEPS) load(u, AHEAD + u);
+    }
+    row += 64 * AHEAD;
+    row_scale += 4 * AHEAD;
+#pragma unroll
+    for (int p = 0; p < PAIRS; ++p) {
+      inputs[p] += kActBlock * AHEAD;
+      input_scales[p] += AHEAD;
     }
   }
 }
