@@ -62,6 +62,7 @@ class Row:
     kernel: str
     launches: int
     us: float
+    gap_us: float
     share: float
     mb: float
     tb_s: float
@@ -151,10 +152,11 @@ def summary(
     rows = []
     for name in dict.fromkeys(launch.name for launch in launches):
         own = [(launch, t) for launch, t in zip(launches, timed, strict=True) if launch.name == name]
-        us, nbytes = sum(t.us for _, t in own), sum(launch.nbytes for launch, _ in own)
+        us, gap_us = sum(t.us for _, t in own), sum(t.gap_us for _, t in own)
+        nbytes = sum(launch.nbytes for launch, _ in own)
         per_s = nbytes / us * 1e6 if us else 0.0
-        row = Row(name, own[0][0].kernel, len(own), us, us / total, nbytes / 1e6, per_s / 1e12, per_s / bytes_per_s)
-        rows.append(row)
+        rates = nbytes / 1e6, per_s / 1e12, per_s / bytes_per_s
+        rows.append(Row(name, own[0][0].kernel, len(own), us, gap_us, us / total, *rates))
     outside = {
         part: sum(t.us + t.gap_us for launch, t in zip(launches, timed, strict=True) if launch.part == part)
         for part in OUTSIDE
