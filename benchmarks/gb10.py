@@ -181,7 +181,8 @@ def _arithmetic(result: Mapping[str, Any], figures: Mapping[str, Any]) -> Sequen
     ratio, lost = result["same_ratio_ms"], result["lost_ms"]
     return (
         f"floor: {cost['dense_bytes'] / 1e9:.2f} GB dense + {cost['uses']} x {cost['record_bytes'] / 1e6:.2f} MB of "
-        f"experts = {memory_bytes / 1e9:.2f} GB at {cost['memory_bandwidth'] / 1e9:.0f} GB/s = {result['floor_ms']:.1f} ms",
+        f"experts = {memory_bytes / 1e9:.2f} GB, at {cost['memory_bandwidth'] / 1e9:.0f} GB/s: "
+        f"{result['floor_ms']:.1f} ms",
         f"the same time lost: {result['launches']} launches lose {lost:.1f} ms, as measured beside a ceiling of "
         f"{figures['ceiling_tb_s']:.2f} TB/s: {result['floor_ms'] + lost:.1f} ms",
         f"the same ratio of the ceiling in every kernel: {ratio:.1f} ms",
