@@ -17,10 +17,11 @@ from shared.checkpoint.direct_reader import DirectReader, read_ahead, spans_of
 from shared.checkpoint.safetensors_header import TensorInfo
 from shared.checkpoint.tensor_scan import TensorScan, scannable
 
-BLOCK_BYTES = 8 << 20
+# A block stays in the second-level cache from one look at it to the next, and some reads are always on their way.
+BLOCK_BYTES = 2 << 20
+READS_AHEAD = 8
 # Files read side by side; each has reads of its own ahead.
 MOST_FILES_AT_ONCE = 8
-READS_AHEAD = 3
 
 Header = Mapping[str, TensorInfo]
 
