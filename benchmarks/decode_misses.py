@@ -10,7 +10,6 @@ Misses of one layer are asked for at once and may be read side by side, which th
 from __future__ import annotations
 
 import argparse
-import mmap
 import random
 import statistics
 import time
@@ -27,6 +26,7 @@ from benchmarks.decode_slice import Slice, Step, decoding
 from benchmarks.report import save
 from services.cli.bench_figures import percentile
 from shared.checkpoint.direct_reader import DirectReader, Span, window_bytes
+from shared.memory.io_buffer import io_buffer
 
 CACHED = 0.6
 TOKENS = 1000
@@ -68,7 +68,7 @@ def measure(checkpoint: Path, tokens: int = TOKENS) -> dict[str, Any]:
 def _read_ms(own: Slice) -> float:
     """The median time of one record by O_DIRECT, one at a time, to memory of the host."""
     draws = random.Random(0)
-    buffer = mmap.mmap(-1, window_bytes(2 * own.records.layout.slot_bytes))
+    buffer = io_buffer(window_bytes(2 * own.records.layout.slot_bytes))
     times = []
     for _ in range(ALONE):
         layer, expert = draws.randrange(own.config.num_hidden_layers), draws.randrange(own.config.n_routed_experts)

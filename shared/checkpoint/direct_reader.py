@@ -7,7 +7,6 @@ Knows nothing about what it reads.
 from __future__ import annotations
 
 import errno
-import mmap
 import os
 from collections import deque
 from collections.abc import Iterable, Iterator
@@ -15,6 +14,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple
+
+from shared.memory.io_buffer import io_buffer
 
 SECTOR_BYTES = 4096
 
@@ -33,20 +34,19 @@ class DirectReader:
         self.path = path
         self._fd = _open(path)
 
-    def read(self, span: Span, buffer: mmap.mmap) -> memoryview:
-        """The bytes of `span`, inside `buffer`, which must be `window_bytes(span.nbytes)` long at least."""
+    def read(self, span: Span, buffer: memoryview) -> memoryview:
+        """The bytes of `span`, inside `buffer` (an `io_buffer`), which must have `window_bytes(span.nbytes)`."""
         begin = span.offset - span.offset % SECTOR_BYTES
         end = span.offset + span.nbytes
         wanted = end - begin
-        with memoryview(buffer) as whole:
-            done = 0
-            while done < wanted:
-                count = self._read_at(whole[done : -(-wanted // SECTOR_BYTES) * SECTOR_BYTES], begin + done)
-                done += count
-                # A short read in the middle of a sector is the end of the file.
-                if count == 0 or (done < wanted and done % SECTOR_BYTES):
-                    raise EOFError(f"{self.path}: ends at byte {begin + done}, before {end}; truncated")
-            return whole[span.offset - begin : wanted]
+        done = 0
+        while done < wanted:
+            count = self._read_at(buffer[done : -(-wanted // SECTOR_BYTES) * SECTOR_BYTES], begin + done)
+            done += count
+            # A short read in the middle of a sector is the end of the file.
+            if count == 0 or (done < wanted and done % SECTOR_BYTES):
+                raise EOFError(f"{self.path}: ends at byte {begin + done}, before {end}; truncated")
+        return buffer[span.offset - begin : wanted]
 
     def close(self) -> None:
         if self._fd >= 0:
@@ -68,7 +68,9 @@ class DirectReader:
 
 def read_ahead(stretches: Iterable[tuple[DirectReader, Span]], largest: int, depth: int) -> Iterator[memoryview]:
     """The bytes of each stretch (`largest` at most) in order, `depth` reads ahead; valid until the next."""
-    buffers = deque(mmap.mmap(-1, window_bytes(largest)) for _ in range(depth + 1))
+    window = window_bytes(largest)
+    memory = io_buffer((depth + 1) * window)
+    buffers = deque(memory[start : start + window] for start in range(0, len(memory), window))
     reads: deque[Future[memoryview]] = deque()
     with ThreadPoolExecutor(depth) as pool:
         for file, span in stretches:
