@@ -1,4 +1,4 @@
-"""Writes a large file from front to back at disk speed: O_DIRECT, one block being filled while another is written.
+"""Writes a large file from front to back at disk speed: O_DIRECT, one block being filled while others are written.
 
 Owns the alignment that O_DIRECT asks for and the way around it where a file system refuses (open(2): EINVAL).
 Knows nothing about what it writes. Little of what it wrote stays in the page cache.
@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import errno
 import fcntl
-import mmap
 import os
+from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
 
+from shared.memory.io_buffer import io_buffer
+
 BLOCK_BYTES = 8 << 20
+BLOCKS = 4
 SECTOR_BYTES = 4096
 
 
@@ -31,10 +34,12 @@ class StreamWriter:
         self._fd = _open_direct(path)
         os.ftruncate(self._fd, position)
         os.lseek(self._fd, position, os.SEEK_SET)
-        self._blocks = [mmap.mmap(-1, BLOCK_BYTES), mmap.mmap(-1, BLOCK_BYTES)]
+        memory = io_buffer(BLOCKS * BLOCK_BYTES)
+        self._blocks = deque(memory[i * BLOCK_BYTES : (i + 1) * BLOCK_BYTES] for i in range(BLOCKS))
         self._filled = 0
         self._thread = ThreadPoolExecutor(1)
-        self._pending: Future[None] | None = None
+        self._writes: deque[Future[None]] = deque()
+        self._failed = False
 
     def write(self, data: memoryview) -> None:
         """Take the bytes of `data` (contiguous, one byte an item); it may be reused when this returns."""
@@ -63,7 +68,6 @@ class StreamWriter:
             self._thread.shutdown(wait=True)
             os.close(self._fd)
             self._fd = -1
-            # Not closed: the frames of an error on its way may still look at them.
             self._blocks.clear()
 
     def __enter__(self) -> StreamWriter:
@@ -78,30 +82,40 @@ class StreamWriter:
 
     def _finish(self) -> None:
         self._swap()
-        self._wait()
+        while self._writes:
+            self._wait()
         os.fdatasync(self._fd)
 
     def _swap(self) -> None:
-        self._wait()
-        self._pending = self._thread.submit(self._flush, self._blocks[0], self._filled)
-        self._blocks.reverse()
+        self._writes.append(self._thread.submit(self._flush, self._blocks[0], self._filled))
+        self._blocks.rotate(-1)
         self._filled = 0
+        if len(self._writes) == len(self._blocks):
+            self._wait()
 
     def _wait(self) -> None:
-        if self._pending is None:
-            return
+        """Until the oldest write is done and its block free."""
         try:
-            self._pending.result()
+            self._writes.popleft().result()
         except OSError as error:
             raise OSError(error.errno, error.strerror, str(self._path)) from error
 
-    def _flush(self, block: mmap.mmap, length: int) -> None:
-        with memoryview(block) as view:
-            aligned = length - length % SECTOR_BYTES
-            _write_all(self._fd, view[:aligned])
-            if aligned < length:
-                _leave_direct(self._fd)
-                _write_all(self._fd, view[aligned:length])
+    def _flush(self, block: memoryview, length: int) -> None:
+        # What follows a write that failed must not land in its place.
+        if self._failed:
+            return
+        try:
+            self._append(block, length)
+        except OSError:
+            self._failed = True
+            raise
+
+    def _append(self, block: memoryview, length: int) -> None:
+        aligned = length - length % SECTOR_BYTES
+        _write_all(self._fd, block[:aligned])
+        if aligned < length:
+            _leave_direct(self._fd)
+            _write_all(self._fd, block[aligned:length])
 
 
 def _open_direct(path: Path) -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import random
 import resource
 import signal
@@ -9,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from shared.checkpoint import stream_writer
 from shared.checkpoint.stream_writer import BLOCK_BYTES, SECTOR_BYTES, StreamWriter
 
 
@@ -49,3 +52,18 @@ def test_an_error_leaves_a_prefix_and_names_the_file(tmp_path: Path) -> None:
         signal.signal(signal.SIGXFSZ, handler)
     assert caught.value.filename == str(path)
     assert path.read_bytes() == b"x" * (5 << 20)
+
+
+def test_nothing_is_written_behind_a_write_that_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, os_write, calls = tmp_path / "file", os.write, iter(range(100))
+
+    def second_fails(fd: int, data: memoryview) -> int:
+        if next(calls) == 1:
+            raise OSError(errno.EIO, "Input/output error")
+        return os_write(fd, data)
+
+    monkeypatch.setattr(stream_writer.os, "write", second_fails)
+    with pytest.raises(OSError, match="Input/output error") as caught:
+        write(path, b"a" * BLOCK_BYTES + b"b" * 7 * BLOCK_BYTES)
+    assert caught.value.filename == str(path)
+    assert path.read_bytes() == b"a" * BLOCK_BYTES
