@@ -75,7 +75,7 @@ def cases() -> list[tuple[str, int, Callable[[], Callable[[], None]]]]:
     from kernels.decode.experts import experts_down, experts_up, routing_words
     from kernels.decode.linear import fused_linear, grouped_linear, quantised_linear
 
-    d, width, q, stride = 4096, 2048, 1024, 4352
+    d, width, q, stride = 4096, 2048, 1024, 4608
     f32 = {"dtype": torch.float32, "device": "cuda"}
     bf16 = {"dtype": torch.bfloat16, "device": "cuda"}
     x = torch.randn(1, d, **f32).bfloat16()
@@ -105,7 +105,7 @@ def cases() -> list[tuple[str, int, Callable[[], Callable[[], None]]]]:
         z, y = torch.randn(1, 8192, **bf16), torch.empty(1, d, **bf16)
         return lambda: kernel(w, scale, z, y)
 
-    routing = torch.zeros(routing_words(6, 1), dtype=torch.int32, device="cuda")
+    routing = torch.zeros(routing_words(6, width, 1), dtype=torch.int32, device="cuda")
     routing[0] = 6
     for begin in (1, 7, 13):  # experts, their places, their slots
         routing[begin : begin + 6] = torch.arange(6)
@@ -114,7 +114,8 @@ def cases() -> list[tuple[str, int, Callable[[], Callable[[], None]]]]:
     record = 3 * (width * d // 2 + width * d // 32)
     one = torch.zeros(1, dtype=torch.int32, device="cuda")
     waited = torch.zeros(1, dtype=torch.uint32, device="cuda")
-    hidden, shared = torch.randn(6, 1, 2 * width, **bf16), torch.empty(1, d, **bf16)
+    shared, products = torch.empty(1, d, **bf16), torch.empty(6, 1, 2 * width, **bf16)
+    inputs = torch.randn(6, 1, width, dtype=torch.float16, device="cuda"), torch.ones(6, 1, width // 128, **f32)
 
     def up() -> Callable[[], None]:
         kernel = experts_up(d=d, width=width, stride=stride, topk=6, limit=10.0, s=1, rows_per_scale=128)
@@ -123,14 +124,15 @@ def cases() -> list[tuple[str, int, Callable[[], Callable[[], None]]]]:
             fp8(d, width),
             random_bytes(32, 16, low=120, high=124),
         )
-        y, out = torch.randn(1, stride, **f32), torch.empty(6, 1, 2 * width, **bf16)
-        row = torch.arange(256, dtype=torch.int32, device="cuda")
-        return lambda: kernel(y, w2, scale, halves, scales, pool, routing, row, one, waited, shared, out)
+        y, row = torch.randn(1, stride, **f32), torch.arange(256, dtype=torch.int32, device="cuda")
+        made = tuple(torch.empty_like(x) for x in inputs)
+        own = (y, w2, scale, halves, scales, pool, routing, row, one, waited, shared, products, *made)
+        return lambda: kernel(*own)
 
     def down() -> Callable[[], None]:
-        kernel = experts_down(d=d, width=width, topk=6, limit=10.0, s=1)
+        kernel = experts_down(d=d, width=width, topk=6, s=1)
         pool, out = random_bytes(6, record, low=100, high=130), torch.empty(6, 1, d, **bf16)
-        return lambda: kernel(hidden, pool, routing, out)
+        return lambda: kernel(*inputs, pool, routing, out)
 
     return [
         ("inputs, ratio 0: wq_a, wkv", 1536 * d, fused(1536, 0, d)),
@@ -138,7 +140,7 @@ def cases() -> list[tuple[str, int, Callable[[], Callable[[], None]]]]:
         ("wq_b", 32768 * q, fused(32768, 0, q)),
         ("wo_a", 8192 * d, wo_a),
         ("wo_b", d * 8192, wo_b),
-        ("gate, shared w1, w3", 2 * width * d + 2 * 256 * d, fused(2 * width, 256, d)),
+        ("gates, shared w1, w3", 2 * width * d + 2 * 512 * d, fused(2 * width, 512, d)),
         ("experts w1, w3 of 6, shared w2", 6 * 2 * (width * d // 2 + width * d // 32) + width * d, up),
         ("experts w2 of 6", 6 * (width * d // 2 + width * d // 32), down),
         ("head", 2 * 129280 * d, fused(0, 129280, d)),

@@ -28,6 +28,9 @@ struct Routing {
   int slot_of[POSITIONS];      // by place; -1 until the expert is there
   float weights[POSITIONS][S];
   int is_used[POSITIONS][S];
+
+  // Behind it, counters of experts_up, 0 at first: [POSITIONS, W / 128].
+  __device__ int* arrivals() { return reinterpret_cast<int*>(this + 1); }
 };
 
 __device__ __forceinline__ float router_score(float x) { return sqrtf(x > 20.0f ? x : log1pf(expf(x))); }
@@ -88,7 +91,7 @@ __device__ __forceinline__ void guess(const float* y, int stride, int offset, co
 // If the step guesses, another block does so about layer `next`, unless that is -1. hinted: how many hints, and of missing
 // experts that were guessed how many were looked up and how many of them rightly; the latter two go to `judged` as well,
 // which like is_wanted and hints is the host's memory.
-template <int E, int K, int S, bool HASH, bool GUESSES>
+template <int E, int K, int S, int ARRIVALS, bool HASH, bool GUESSES>
 __device__ __forceinline__ void route(const float* y, int stride, int offset, const float* bias, const void* tid2eid,
                                       const int* tokens, float scaling, int layer, const int* table, void* tickets,
                                       int* ring, void* uses, void* counts, void* own, unsigned* waited, int* routing,
@@ -168,6 +171,7 @@ __device__ __forceinline__ void route(const float* y, int stride, int offset, co
     static_cast<u64*>(uses)[layer * E + e] = ++static_cast<u64*>(counts)[layer * E + e];
   }
   for (int i = count + e; i < S * K; i += blockDim.x) out->position_of[i] = out->slot_of[i] = -1;
+  for (int i = e; i < ARRIVALS; i += blockDim.x) out->arrivals()[i] = 0;
   if (e == 0) {
     out->count = count;
     written[2] += *waited;  // of the layer before
@@ -243,23 +247,52 @@ __device__ __forceinline__ void store_fp4(const float (&acc)[TILES][2 * ((S + 1)
   }
 }
 
-// Gate and up rows of every routed expert, and the shared expert's down rows, which come first and wait for nobody.
-// Blocks: D / 16 of the shared expert, then POSITIONS times 2 * W / 16 / TILES. y: float [S, stride], the shared expert's
-// gate and up products first; shared: bf16 [S, D]; hidden: bf16 [POSITIONS, S, 2 * W].
+// Whether this block is the last of a round of `count` to get here, all of whose writes it then sees.
+__device__ __forceinline__ bool is_last(int* arrivals, int count) {
+  __shared__ bool answer;
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    __threadfence();
+    answer = (atomicAdd(arrivals, 1) + 1) % count == 0;
+    __threadfence();
+  }
+  __syncthreads();
+  return answer;
+}
+
+// The expert's activations of 128 inputs from their gate and up products, weighted, quantised for w2: a warp a token.
+template <int W, int S, int WARPS>
+__device__ __forceinline__ void activate(const __nv_bfloat16* products, const float* weights, float limit, int first,
+                                         uint16_t* codes, float* scales) {
+  const int lane = threadIdx.x & 31;
+  for (int token = threadIdx.x >> 5; token < S; token += WARPS) {
+    const __nv_bfloat16* at = products + token * 2 * W + first + 4 * lane;
+    const float4 v = gated(bf16x4(__ldcg(reinterpret_cast<const uint2*>(at))),  // of other multiprocessors: not by L1
+                           bf16x4(__ldcg(reinterpret_cast<const uint2*>(at + W))), limit, weights[token]);
+    quantise_block(v, codes + token * W + first, scales + (token * W + first) / kActBlock);
+  }
+}
+
+// Gate and up rows of every routed expert, and the inputs of w2 made of them; the shared expert's down rows, which come
+// first and wait for nobody. Blocks: D / 16 of the shared expert, then POSITIONS times 2 * W / 16 / TILES; those of the same
+// 128 inputs are neighbours, and the last of them to end makes the inputs. y: float [S, stride], the shared expert's gate
+// and up products first; shared: bf16 [S, D]; products: bf16 [POSITIONS, S, 2 * W]; arrivals: [POSITIONS, W / 128], how many
+// have ended, 0 at first; codes: float16 [POSITIONS, S, W]; code_scales: float [POSITIONS, S, W / 128].
 template <int D, int W, int S, int POSITIONS, int WARPS, int TILES, int AHEAD, int ROWS_PER_SCALE>
 __device__ __forceinline__ void experts_up(const float* y, int stride, const uint8_t* shared_w2,
                                            const uint8_t* shared_scale, float limit, const void* halves,
                                            const float* scales, const uint8_t* pool, int64_t slot_bytes, int w1,
                                            int w1_scale, int w3, int w3_scale, int* decisions,
-                                           const int* row, const int* abort, unsigned* waited, void* shared, void* hidden) {
-  constexpr int SHARED = D / 16, ROWS = 16 * TILES, BLOCKS = 2 * W / ROWS;
+                                           const int* row, const int* abort, unsigned* waited, void* shared,
+                                           void* products, void* codes, float* code_scales) {
+  constexpr int SHARED = D / 16, ROWS = 16 * TILES, PARTS = 2 * kActBlock / ROWS, CHUNKS = W / kActBlock;
   auto* routing = reinterpret_cast<Routing<POSITIONS, S>*>(decisions);
   const int warp = threadIdx.x >> 5;
   if (blockIdx.x < SHARED) {
     __shared__ Partials<S, WARPS> partials;
     float acc[4] = {0, 0, 0, 0};
     constexpr int KW = W / WARPS;
-    __shared__ Quantised<KW, S, uint8_t> inputs[WARPS];
+    __shared__ Quantised<KW, S> inputs[WARPS];
     const int first = blockIdx.x * 16, k = warp * KW;
     fp8_rows<KW, S, unroll(KW / kActBlock, 2)>(shared_w2 + int64_t(first) * W + k, W,
                                               shared_scale + first / ROWS_PER_SCALE * (W / kActBlock) + k / kActBlock,
@@ -280,13 +313,13 @@ __device__ __forceinline__ void experts_up(const float* y, int stride, const uin
   }
   await_previous();
   constexpr int KW = D / WARPS;
-  const int place = (blockIdx.x - SHARED) / BLOCKS, row_of_both = (blockIdx.x - SHARED) % BLOCKS * ROWS, k = warp * KW;
-  const int position = routing->position_of[place];
+  const int block = blockIdx.x - SHARED, place = block / (CHUNKS * PARTS), chunk = block / PARTS % CHUNKS;
+  const int part = block % PARTS, k = warp * KW, position = routing->position_of[place];
   if (position < 0) return;
   const int slot = find_slot(routing, place, position, row, abort, waited);
   if (slot < 0) return;
-  const bool is_gate = row_of_both < W;
-  const int first = is_gate ? row_of_both : row_of_both - W;
+  const bool is_gate = part < PARTS / 2;
+  const int first = chunk * kActBlock + part % (PARTS / 2) * ROWS;
   const uint8_t* record = pool + slot * slot_bytes;
   float acc[TILES][2 * ((S + 1) / 2)] = {};
   fp4_rows<KW, S, TILES, unroll(KW / kActBlock, AHEAD)>(
@@ -294,18 +327,21 @@ __device__ __forceinline__ void experts_up(const float* y, int stride, const uin
       record + (is_gate ? w1_scale : w3_scale) + first * (D / 32) + k / 32, D / 32,
       static_cast<const uint16_t*>(halves) + k, D, scales + k / kActBlock,
       D / kActBlock, acc, [] {});
-  store_fp4<S, TILES, WARPS>(acc, static_cast<__nv_bfloat16*>(hidden) + int64_t(position) * S * 2 * W + row_of_both, 2 * W);
+  __nv_bfloat16* own = static_cast<__nv_bfloat16*>(products) + int64_t(position) * S * 2 * W;
+  store_fp4<S, TILES, WARPS>(acc, own + (is_gate ? 0 : W) + first, 2 * W);
+  if (!is_last(routing->arrivals() + position * CHUNKS + chunk, PARTS)) return;
+  activate<W, S, WARPS>(own, routing->weights[position], limit, chunk * kActBlock,
+                        static_cast<uint16_t*>(codes) + int64_t(position) * S * W, code_scales + position * S * CHUNKS);
 }
 
-// Down rows of every routed expert, on activations that carry the routing weight; what a block makes of them serves TILES
-// times 16 rows. Block (D / 16 / TILES, place). out: bf16 [POSITIONS, S, D].
+// Down rows of every routed expert, on inputs that carry the routing weight. Block (D / 16 / TILES, place). codes: float16
+// [POSITIONS, S, W], scales: float [POSITIONS, S, W / 128]; out: bf16 [POSITIONS, S, D].
 template <int D, int W, int S, int POSITIONS, int TILES, int WARPS, int AHEAD>
-__device__ __forceinline__ void experts_down(const void* hidden, float limit, const uint8_t* pool, int64_t slot_bytes,
-                                             int w2, int w2_scale, const int* decisions, void* out) {
+__device__ __forceinline__ void experts_down(const void* codes, const float* scales, const uint8_t* pool,
+                                             int64_t slot_bytes, int w2, int w2_scale, const int* decisions, void* out) {
   constexpr int KW = W / WARPS;
   const auto* routing = reinterpret_cast<const Routing<POSITIONS, S>*>(decisions);
-  __shared__ Quantised<KW, S, uint16_t> inputs[WARPS];
-  const int warp = threadIdx.x >> 5, k = warp * KW, first = blockIdx.x * 16 * TILES;
+  const int k = (threadIdx.x >> 5) * KW, first = blockIdx.x * 16 * TILES;
   // The router's own kernel ended before this one started, so weights of experts that were there can come at once.
   const int position = routing->position_of[blockIdx.y];
   if (position < 0) return;
@@ -316,18 +352,12 @@ __device__ __forceinline__ void experts_down(const void* hidden, float limit, co
     slot = place;
   }
   if (slot < 0) return;
-  const __nv_bfloat16* from = static_cast<const __nv_bfloat16*>(hidden) + int64_t(position) * S * 2 * W + k;
   const uint8_t* record = pool + slot * slot_bytes;
   float acc[TILES][2 * ((S + 1) / 2)] = {};
   fp4_rows<KW, S, TILES, unroll(KW / kActBlock, AHEAD)>(
       record + w2 + int64_t(first) * (W / 2) + k / 2, W / 2, record + w2_scale + first * (W / 32) + k / 32, W / 32,
-      inputs[warp].codes[0], KW, inputs[warp].scales[0], KW / kActBlock, acc, [&] {
-        await_previous();
-        quantise(inputs[warp], [&](int token, int i) {
-          const __nv_bfloat16* at = from + token * 2 * W + i;
-          return gated(load_bf16x4(at), load_bf16x4(at + W), limit, routing->weights[position][token]);
-        });
-      });
+      static_cast<const uint16_t*>(codes) + int64_t(position) * S * W + k, W,
+      scales + (position * S * W + k) / kActBlock, W / kActBlock, acc, await_previous);
   store_fp4<S, TILES, WARPS>(acc, static_cast<__nv_bfloat16*>(out) + int64_t(position) * S * D + first, D);
 }
 

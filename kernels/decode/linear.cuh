@@ -44,45 +44,49 @@ __device__ __forceinline__ float total(const float (&partials)[WARPS][S][16], in
   return sum;
 }
 
-// Quantised stretch of inputs that one warp makes for itself: e4m3 codes or, for FP4 weights, their values as float16 in the
-// order of fp4_place.
-template <int K, int S, typename Code>
+// Quantises a block of 128 inputs, of which each lane of the warp has four neighbours, to e4m3 codes or, for FP4 weights, to
+// their values as float16 in the order of fp4_place.
+template <typename Code>
+__device__ __forceinline__ void quantise_block(float4 v, Code* codes, float* scale) {
+  const int first = 4 * (threadIdx.x & 31);
+  const float x[4] = {v.x, v.y, v.z, v.w};
+  const float amax = fmaxf(fmaxf(fabsf(v.x), fabsf(v.y)), fmaxf(fabsf(v.z), fabsf(v.w)));
+  const Fp8Scale quantiser(lanes_max<32>(amax));
+  if constexpr (sizeof(Code) == 1) {
+    uint32_t word = 0;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) word |= quantiser.code(x[i]) << (8 * i);
+    *reinterpret_cast<uint32_t*>(codes + first) = word;
+  } else {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) codes[fp4_place(first + i)] = quantiser.half(x[i]);
+  }
+  if (first == 0) *scale = quantiser.scale;
+}
+
+// Quantised stretch of inputs that one warp makes for itself.
+template <int K, int S>
 struct __align__(16) Quantised {
-  Code codes[S][K];
+  uint8_t codes[S][K];
   float scales[S][K / kActBlock];
 };
 
 // The warp quantises K inputs of each token; values(token, i) are inputs i to i + 3.
-template <int K, int S, typename Code, typename Values>
-__device__ __forceinline__ void quantise(Quantised<K, S, Code>& out, Values values) {
-  const int lane = threadIdx.x & 31;
+template <int K, int S, typename Values>
+__device__ __forceinline__ void quantise(Quantised<K, S>& out, Values values) {
 #pragma unroll
   for (int token = 0; token < S; ++token) {
 #pragma unroll
     for (int block = 0; block < K / kActBlock; ++block) {
-      const int first = block * kActBlock + 4 * lane;
-      const float4 v = values(token, first);
-      const float x[4] = {v.x, v.y, v.z, v.w};
-      const float amax = fmaxf(fmaxf(fabsf(v.x), fabsf(v.y)), fmaxf(fabsf(v.z), fabsf(v.w)));
-      const Fp8Scale scale(lanes_max<32>(amax));
-      if constexpr (sizeof(Code) == 1) {
-        uint32_t word = 0;
-#pragma unroll
-        for (int i = 0; i < 4; ++i) word |= scale.code(x[i]) << (8 * i);
-        *reinterpret_cast<uint32_t*>(&out.codes[token][first]) = word;
-      } else {
-#pragma unroll
-        for (int i = 0; i < 4; ++i) out.codes[token][fp4_place(first + i)] = scale.half(x[i]);
-      }
-      if (lane == 0) out.scales[token][block] = scale.scale;
+      const int first = block * kActBlock;
+      quantise_block(values(token, first + 4 * (threadIdx.x & 31)), &out.codes[token][first], &out.scales[token][block]);
     }
   }
   __syncwarp();
 }
 
 // Four neighbouring bf16 values.
-__device__ __forceinline__ float4 load_bf16x4(const void* p) {
-  const uint2 v = *static_cast<const uint2*>(p);
+__device__ __forceinline__ float4 bf16x4(uint2 v) {
   const float2 a = __bfloat1622float2(*reinterpret_cast<const __nv_bfloat162*>(&v.x));
   const float2 b = __bfloat1622float2(*reinterpret_cast<const __nv_bfloat162*>(&v.y));
   return make_float4(a.x, a.y, b.x, b.y);
@@ -141,7 +145,7 @@ template <int N, int K, int S, int WARPS, int ROWS_PER_SCALE>
 __device__ __forceinline__ void quantised_linear(const uint8_t* w, const uint8_t* scale, const void* x, void* y) {
   constexpr int KW = K / WARPS;
   __shared__ Partials<S, WARPS> partials;
-  __shared__ Quantised<KW, S, uint8_t> inputs[WARPS];
+  __shared__ Quantised<KW, S> inputs[WARPS];
   const int warp = threadIdx.x >> 5, row = blockIdx.x * 16, k = warp * KW;
   const __nv_bfloat16* from = static_cast<const __nv_bfloat16*>(x) + k;
   float acc[4] = {0, 0, 0, 0};
@@ -149,7 +153,7 @@ __device__ __forceinline__ void quantised_linear(const uint8_t* w, const uint8_t
                                             scale + row / ROWS_PER_SCALE * (K / kActBlock) + k / kActBlock,
                                             inputs[warp].codes[0], KW, inputs[warp].scales[0], KW / kActBlock, acc, [&] {
     await_previous();
-    quantise(inputs[warp], [&](int token, int i) { return load_bf16x4(from + token * K + i); });
+    quantise(inputs[warp], [&](int token, int i) { return bf16x4(*reinterpret_cast<const uint2*>(from + token * K + i)); });
   });
   keep<S>(partials[warp], acc);
   __syncthreads();

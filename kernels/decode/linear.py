@@ -2,14 +2,10 @@
 
 from typing import Any
 
-import tilelang.cuda.language as cuda
 import tilelang.language as T
 
 from kernels.decode.source import call, source
 from kernels.tile import tile_kernel
-
-# Blocks that a multiprocessor's registers must hold at once, the fastest on an H200.
-FUSED_AT_ONCE, GROUPED_AT_ONCE, QUANTISED_AT_ONCE = 3, 5, 3
 
 
 def num_warps(k: int, most: int) -> int:
@@ -41,7 +37,6 @@ def fused_linear(n8: int, n16: int, k: int, s: int, rows_per_scale: int) -> Any:
         y: T.Tensor((s, n8 + n16), "float32"),
     ) -> None:
         with T.Kernel((n8 + n16) // 16, threads=32 * warps, prelude=source()):
-            cuda.annotate_min_blocks_per_sm(FUSED_AT_ONCE)
             call("fused_linear", (n8, n16, k, s, warps, rows_per_scale), w8, scale, w16, codes, scales, x, y)
 
     return fused_linear
@@ -63,7 +58,6 @@ def grouped_linear(n: int, groups: int, k: int, s: int, rows_per_scale: int) -> 
         y: T.Tensor((s, n), "bfloat16"),
     ) -> None:
         with T.Kernel(n // 16, threads=32 * warps, prelude=source()):
-            cuda.annotate_min_blocks_per_sm(GROUPED_AT_ONCE)
             call("grouped_linear", (n, n // groups, k, s, warps, rows_per_scale), w, scale, x, y)
 
     return grouped_linear
@@ -82,7 +76,6 @@ def quantised_linear(n: int, k: int, s: int, rows_per_scale: int) -> Any:
         y: T.Tensor((s, n), "bfloat16"),
     ) -> None:
         with T.Kernel(n // 16, threads=32 * warps, prelude=source()):
-            cuda.annotate_min_blocks_per_sm(QUANTISED_AT_ONCE)
             call("quantised_linear", (n, k, s, warps, rows_per_scale), w, scale, x, y)
 
     return quantised_linear

@@ -63,7 +63,7 @@ struct Lane {
   __device__ Lane() : g((threadIdx.x & 31) >> 2), t(threadIdx.x & 3) {}
 };
 
-// Where the 16 rows of a lane's FP8 weights are read: two rows, 64 inputs apart twice in a block of 128.
+// 16 rows of FP8 weights at a block of 128 inputs: what a lane has of them.
 struct Fp8Block {
   uint4 top[2], bottom[2];
   __device__ void load(const uint8_t* row, int w_stride) {
@@ -75,69 +75,80 @@ struct Fp8Block {
   }
 };
 
+// load(step) and multiply(step) of every step in turn. `prepare` runs once, while the first weights are on their way, and
+// may make the inputs; it stands apart from the loop, in which inputs come together with weights.
+template <int STEPS, typename Load, typename Multiply, typename Prepare>
+__device__ __forceinline__ void stream_rows(Load load, Multiply multiply, Prepare prepare) {
+  load(0);
+  prepare();
+  multiply(0);
+#pragma unroll 1
+  for (int step = 1; step < STEPS; ++step) {
+    load(step);
+    multiply(step);
+  }
+}
+
 // FP8 weights, FP8 activations. out[2 * s], out[2 * s + 1]: rows g and g + 8 of token s, in lanes with t = s / 2.
 // w: the first of 16 rows at the first of K inputs; scale: one ue8m0 byte for 128 inputs of these rows; x: e4m3 [S, ...];
-// x_scale: float for 128 inputs. The weights of AHEAD blocks of 128 inputs are always on their way; `prepare` runs once,
-// while the first are, and may make x.
-template <int K, int S, int AHEAD, typename Prepare>
+// x_scale: float for 128 inputs. UNROLL blocks of 128 inputs are loaded together; prepare: see stream_rows.
+template <int K, int S, int UNROLL, typename Prepare>
 __device__ __forceinline__ void fp8_rows(const uint8_t* w, int w_stride, const uint8_t* scale, const uint8_t* x,
                                          int x_stride, const float* x_scale, int x_scale_stride, float* acc,
                                          Prepare prepare) {
-  constexpr int BLOCKS = K / kActBlock;
   const Lane lane;
   const uint8_t* row = w + int64_t(lane.g) * w_stride + 16 * lane.t;
   const uint8_t* token = x + (lane.g < S ? lane.g : 0) * x_stride + 16 * lane.t;
   const int left = 2 * lane.t < S ? 2 * lane.t : 0, right = 2 * lane.t + 1 < S ? 2 * lane.t + 1 : 0;
-  Fp8Block a[AHEAD];
+  Fp8Block a[UNROLL];
+  const auto load = [&](int step) {
 #pragma unroll
-  for (int u = 0; u < AHEAD; ++u) a[u].load(row + u * kActBlock, w_stride);
-  prepare();
-#pragma unroll 1
-  for (int begin = 0; begin < BLOCKS; begin += AHEAD) {
+    for (int u = 0; u < UNROLL; ++u) a[u].load(row + (step * UNROLL + u) * kActBlock, w_stride);
+  };
+  const auto multiply = [&](int step) {
 #pragma unroll
-    for (int u = 0; u < AHEAD; ++u) {
+    for (int u = 0; u < UNROLL; ++u) {
+      const int block = step * UNROLL + u;
       float c[4] = {0, 0, 0, 0};
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
-        const uint4 v = load16(token + (begin + u) * kActBlock + 64 * h), top = a[u].top[h], bottom = a[u].bottom[h];
+        const uint4 v = load16(token + block * kActBlock + 64 * h), top = a[u].top[h], bottom = a[u].bottom[h];
         mma_e4m3(c, top.x, bottom.x, top.y, bottom.y, v.x, v.y);
         mma_e4m3(c, top.z, bottom.z, top.w, bottom.w, v.z, v.w);
       }
-      const float s = decode_scale<0>(scale[begin + u]);
-      const float s0 = s * x_scale[left * x_scale_stride + begin + u];
-      const float s1 = s * x_scale[right * x_scale_stride + begin + u];
+      const float s = decode_scale<0>(scale[block]);
+      const float s0 = s * x_scale[left * x_scale_stride + block], s1 = s * x_scale[right * x_scale_stride + block];
       acc[0] += c[0] * s0;
       acc[1] += c[2] * s0;
       acc[2] += c[1] * s1;
       acc[3] += c[3] * s1;
-      if (begin + AHEAD < BLOCKS) a[u].load(row + (AHEAD + u) * kActBlock, w_stride);
     }
-    row += AHEAD * kActBlock;
-  }
+  };
+  stream_rows<K / kActBlock / UNROLL>(load, multiply, prepare);
 }
 
-// FP8 weights, bf16 activations that are not quantised. Results, AHEAD and `prepare` as in fp8_rows.
-template <int K, int S, int AHEAD, typename Prepare>
+// FP8 weights, bf16 activations that are not quantised. Results, UNROLL and prepare as in fp8_rows.
+template <int K, int S, int UNROLL, typename Prepare>
 __device__ __forceinline__ void fp8_rows_bf16(const uint8_t* w, int w_stride, const uint8_t* scale, const void* x,
                                               int x_stride, float* acc, Prepare prepare) {
-  constexpr int BLOCKS = K / kActBlock;
   const Lane lane;
   const uint8_t* row = w + int64_t(lane.g) * w_stride + 16 * lane.t;
   const uint16_t* token = static_cast<const uint16_t*>(x) + (lane.g < S ? lane.g : 0) * x_stride + 16 * lane.t;
-  Fp8Block a[AHEAD];
+  Fp8Block a[UNROLL];
+  const auto load = [&](int step) {
 #pragma unroll
-  for (int u = 0; u < AHEAD; ++u) a[u].load(row + u * kActBlock, w_stride);
-  prepare();
-#pragma unroll 1
-  for (int begin = 0; begin < BLOCKS; begin += AHEAD) {
+    for (int u = 0; u < UNROLL; ++u) a[u].load(row + (step * UNROLL + u) * kActBlock, w_stride);
+  };
+  const auto multiply = [&](int step) {
 #pragma unroll
-    for (int u = 0; u < AHEAD; ++u) {
+    for (int u = 0; u < UNROLL; ++u) {
+      const int block = step * UNROLL + u;
       float c[4] = {0, 0, 0, 0};
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
         const uint4 a0 = a[u].top[h], a1 = a[u].bottom[h];
         const uint32_t top[4] = {a0.x, a0.y, a0.z, a0.w}, bottom[4] = {a1.x, a1.y, a1.z, a1.w};
-        const uint16_t* at = token + (begin + u) * kActBlock + 64 * h;
+        const uint16_t* at = token + block * kActBlock + 64 * h;
         const uint4 v0 = load16(at), v1 = load16(at + 8);
         const uint32_t v[8] = {v0.x, v0.y, v0.z, v0.w, v1.x, v1.y, v1.z, v1.w};
 #pragma unroll
@@ -146,45 +157,41 @@ __device__ __forceinline__ void fp8_rows_bf16(const uint8_t* w, int w_stride, co
                    e4m3x2_to_bf16x2(top[i] >> 16), e4m3x2_to_bf16x2(bottom[i] >> 16), v[2 * i], v[2 * i + 1]);
         }
       }
-      const float s = decode_scale<0>(scale[begin + u]);
+      const float s = decode_scale<0>(scale[block]);
       acc[0] += c[0] * s;
       acc[1] += c[2] * s;
       acc[2] += c[1] * s;
       acc[3] += c[3] * s;
-      if (begin + AHEAD < BLOCKS) a[u].load(row + (AHEAD + u) * kActBlock, w_stride);
     }
-    row += AHEAD * kActBlock;
-  }
+  };
+  stream_rows<K / kActBlock / UNROLL>(load, multiply, prepare);
 }
 
-// bf16 weights and activations, K a multiple of 32 * AHEAD, which counts stretches of 32 inputs here. Results and
-// `prepare` as in fp8_rows.
-template <int K, int S, int AHEAD, typename Prepare>
+// bf16 weights and activations; UNROLL stretches of 32 inputs are loaded together. Results and prepare as in fp8_rows.
+template <int K, int S, int UNROLL, typename Prepare>
 __device__ __forceinline__ void bf16_rows(const void* w, int w_stride, const void* x, int x_stride, float* acc,
                                           Prepare prepare) {
   const Lane lane;
   const uint16_t* row = static_cast<const uint16_t*>(w) + int64_t(lane.g) * w_stride + 8 * lane.t;
   const uint16_t* token = static_cast<const uint16_t*>(x) + (lane.g < S ? lane.g : 0) * x_stride + 8 * lane.t;
-  uint4 a[AHEAD], b[AHEAD];
-  const auto load = [&](int u, int k) {
-    a[u] = stream16(row + k);
-    b[u] = stream16(row + 8 * w_stride + k);
-  };
-#pragma unroll
-  for (int u = 0; u < AHEAD; ++u) load(u, 32 * u);
-  prepare();
+  uint4 a[UNROLL], b[UNROLL];
   float c[4] = {0, 0, 0, 0};
-#pragma unroll 1
-  for (int begin = 0; begin < K; begin += 32 * AHEAD) {
+  const auto load = [&](int step) {
 #pragma unroll
-    for (int u = 0; u < AHEAD; ++u) {
-      const uint4 v = load16(token + begin + 32 * u);
+    for (int u = 0; u < UNROLL; ++u) {
+      a[u] = stream16(row + 32 * (step * UNROLL + u));
+      b[u] = stream16(row + 8 * w_stride + 32 * (step * UNROLL + u));
+    }
+  };
+  const auto multiply = [&](int step) {
+#pragma unroll
+    for (int u = 0; u < UNROLL; ++u) {
+      const uint4 v = load16(token + 32 * (step * UNROLL + u));
       mma_bf16(c, a[u].x, b[u].x, a[u].y, b[u].y, v.x, v.y);
       mma_bf16(c, a[u].z, b[u].z, a[u].w, b[u].w, v.z, v.w);
-      if (begin + 32 * AHEAD < K) load(u, 32 * (AHEAD + u));
     }
-    row += 32 * AHEAD;
-  }
+  };
+  stream_rows<K / 32 / UNROLL>(load, multiply, prepare);
   acc[0] += c[0];
   acc[1] += c[2];
   acc[2] += c[1];

@@ -244,6 +244,7 @@ def test_a_request_that_ends_early_leaves_nothing_running(demo: Setup) -> None:
     assert demo.decode(demo.graphs, [prompt], 50)[0] == expected
 
 
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode")
 def test_nothing_blocks_the_host_while_steps_hit(demo: Setup) -> None:
     """By the decoder's own count and by torch's, which raises where a call would block."""
     prompt = demo.prompt(30)
@@ -251,8 +252,8 @@ def test_nothing_blocks_the_host_while_steps_hit(demo: Setup) -> None:
     counters, logits = replace(demo.graphs.counters), demo.prefill(prompt, demo.states[0]).clone()
     with demo.experts.step(), closing(demo.graphs.tokens(logits.unsqueeze(0), [GREEDY], 60)) as tokens:
         got = [next(tokens)]
-        torch.cuda.set_sync_debug_mode("error")
         try:
+            torch.cuda.set_sync_debug_mode("error")
             got += [next(tokens) for _ in range(50)]
         finally:
             torch.cuda.set_sync_debug_mode("default")
