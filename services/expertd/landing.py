@@ -5,7 +5,6 @@ Each reader thread has a landing of its own, so one thread's copies run under th
 
 from __future__ import annotations
 
-import mmap
 import zlib
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -15,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shared.memory.host import HostSlab
+from shared.memory.io_buffer import io_buffer
 from shared.memory.slab import Slab
 
 Bytes = npt.NDArray[np.uint8]
@@ -61,7 +61,7 @@ class Staging:
     def buffer(self, nbytes: int) -> Bytes:
         """nbytes of it; contents are whatever was read before."""
         if len(self._memory) < nbytes:
-            self._memory = np.frombuffer(mmap.mmap(-1, nbytes), np.uint8)
+            self._memory = np.frombuffer(io_buffer(nbytes), np.uint8)
         return self._memory[:nbytes]
 
 
