@@ -32,6 +32,7 @@ from shared.checkpoint.pack import pack
 from shared.checkpoint.records import ExpertRecords, ReadPlan
 from shared.checkpoint.synth import SynthOptions, synthesise
 from shared.checkpoint.verify import verify
+from shared.memory.io_buffer import io_buffer
 
 ROUNDS = 3
 PARTS = ("synth", "verify", "pack", "read")
@@ -80,8 +81,8 @@ def measure_synth(source: Path, layers: int) -> Figures:
 
 def raw_write(path: Path, blocks: int = 400) -> float:
     """Bytes a second / 10^9 of plain O_DIRECT writes of 8 MiB random blocks."""
-    block = mmap.mmap(-1, 8 << 20)
-    block.write(random.Random(0).randbytes(len(block)))
+    block = io_buffer(8 << 20)
+    block[:] = random.Random(0).randbytes(len(block))
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_DIRECT)
 
     def write() -> None:
@@ -178,6 +179,7 @@ def read_records(plans: list[ReadPlan]) -> float:
     nbytes = sum(piece.nbytes for extent in plans[0].extents for piece in extent.pieces)
 
     def work(share: list[ReadPlan]) -> None:
+        # Shared memory in small pages, as the pool's is.
         slot = HostSlot(np.frombuffer(mmap.mmap(-1, nbytes), np.uint8), Staging())
         for plan in share:
             reader.read(plan, slot)
@@ -188,12 +190,12 @@ def read_records(plans: list[ReadPlan]) -> float:
 
 
 def read_raw(plans: list[ReadPlan]) -> float:
-    """The same stretches with nothing but preadv into an aligned buffer."""
+    """The same stretches with nothing but preadv into memory of huge pages."""
     extents = [plan.extents[0] for plan in plans]
     files = {extent.file: os.open(extent.file, os.O_RDONLY | os.O_DIRECT) for extent in extents}
 
     def work(share: list[ReadPlan]) -> None:
-        buffer = mmap.mmap(-1, extents[0].nbytes)
+        buffer = io_buffer(extents[0].nbytes)
         for plan in share:
             os.preadv(files[plan.extents[0].file], [buffer], plan.extents[0].offset)
 
