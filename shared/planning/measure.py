@@ -6,7 +6,6 @@ Owns the measuring only; what the numbers are good for is decided elsewhere.
 from __future__ import annotations
 
 import errno
-import mmap
 import os
 import random
 import time
@@ -15,6 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+
+from shared.memory.io_buffer import io_buffer
 
 # The size of one expert record of the real model, to a MiB: what the reads will look like.
 READ_BYTES = 12 << 20
@@ -80,10 +81,10 @@ def _open(file: Path) -> tuple[int, bool]:
 def _read_until(fd: int, size: int, deadline: float, seed: int) -> int:
     rng, done = random.Random(seed), 0
     sectors = max(1, (size - READ_BYTES) // _SECTOR)
-    with mmap.mmap(-1, READ_BYTES) as buffer:
-        while time.monotonic() < deadline:
-            count = os.preadv(fd, [buffer], rng.randrange(sectors) * _SECTOR)
-            if count == 0:
-                break
-            done += count
+    buffer = io_buffer(READ_BYTES)
+    while time.monotonic() < deadline:
+        count = os.preadv(fd, [buffer], rng.randrange(sectors) * _SECTOR)
+        if count == 0:
+            break
+        done += count
     return done
