@@ -105,7 +105,7 @@ def cases() -> list[tuple[str, int, Callable[[], Callable[[], None]]]]:
         z, y = torch.randn(1, 8192, **bf16), torch.empty(1, d, **bf16)
         return lambda: kernel(w, scale, z, y)
 
-    routing = torch.zeros(routing_words(6, width, 1), dtype=torch.int32, device="cuda")
+    routing = torch.zeros(routing_words(6, 1), dtype=torch.int32, device="cuda")
     routing[0] = 6
     for begin in (1, 7, 13):  # experts, their places, their slots
         routing[begin : begin + 6] = torch.arange(6)
@@ -114,8 +114,7 @@ def cases() -> list[tuple[str, int, Callable[[], Callable[[], None]]]]:
     record = 3 * (width * d // 2 + width * d // 32)
     one = torch.zeros(1, dtype=torch.int32, device="cuda")
     waited = torch.zeros(1, dtype=torch.uint32, device="cuda")
-    shared, products = torch.empty(1, d, **bf16), torch.empty(6, 1, 2 * width, **bf16)
-    inputs = torch.randn(6, 1, width, dtype=torch.float16, device="cuda"), torch.ones(6, 1, width // 128, **f32)
+    shared, hidden = torch.empty(1, d, **bf16), torch.randn(6, 1, width, **bf16)
 
     def up() -> Callable[[], None]:
         kernel = experts_up(d=d, width=width, stride=stride, topk=6, limit=10.0, s=1, rows_per_scale=128)
@@ -125,14 +124,13 @@ def cases() -> list[tuple[str, int, Callable[[], Callable[[], None]]]]:
             random_bytes(32, 16, low=120, high=124),
         )
         y, row = torch.randn(1, stride, **f32), torch.arange(256, dtype=torch.int32, device="cuda")
-        made = tuple(torch.empty_like(x) for x in inputs)
-        own = (y, w2, scale, halves, scales, pool, routing, row, one, waited, shared, products, *made)
+        own = (y, w2, scale, halves, scales, pool, routing, row, one, waited, shared, torch.empty_like(hidden))
         return lambda: kernel(*own)
 
     def down() -> Callable[[], None]:
         kernel = experts_down(d=d, width=width, topk=6, s=1)
         pool, out = random_bytes(6, record, low=100, high=130), torch.empty(6, 1, d, **bf16)
-        return lambda: kernel(*inputs, pool, routing, out)
+        return lambda: kernel(hidden, pool, routing, out)
 
     return [
         ("inputs, ratio 0: wq_a, wkv", 1536 * d, fused(1536, 0, d)),

@@ -28,9 +28,6 @@ struct Routing {
   int slot_of[POSITIONS];      // by place; -1 until the expert is there
   float weights[POSITIONS][S];
   int is_used[POSITIONS][S];
-
-  // Behind it, counters of experts_up, 0 at first: [POSITIONS, W / 128].
-  __device__ int* arrivals() { return reinterpret_cast<int*>(this + 1); }
 };
 
 __device__ __forceinline__ float router_score(float x) { return sqrtf(x > 20.0f ? x : log1pf(expf(x))); }
@@ -91,7 +88,7 @@ __device__ __forceinline__ void guess(const float* y, int stride, int offset, co
 // If the step guesses, another block does so about layer `next`, unless that is -1. hinted: how many hints, and of missing
 // experts that were guessed how many were looked up and how many of them rightly; the latter two go to `judged` as well,
 // which like is_wanted and hints is the host's memory.
-template <int E, int K, int S, int ARRIVALS, bool HASH, bool GUESSES>
+template <int E, int K, int S, bool HASH, bool GUESSES>
 __device__ __forceinline__ void route(const float* y, int stride, int offset, const float* bias, const void* tid2eid,
                                       const int* tokens, float scaling, int layer, const int* table, void* tickets,
                                       int* ring, void* uses, void* counts, void* own, unsigned* waited, int* routing,
@@ -171,7 +168,6 @@ __device__ __forceinline__ void route(const float* y, int stride, int offset, co
     static_cast<u64*>(uses)[layer * E + e] = ++static_cast<u64*>(counts)[layer * E + e];
   }
   for (int i = count + e; i < S * K; i += blockDim.x) out->position_of[i] = out->slot_of[i] = -1;
-  for (int i = e; i < ARRIVALS; i += blockDim.x) out->arrivals()[i] = 0;
   if (e == 0) {
     out->count = count;
     written[2] += *waited;  // of the layer before
@@ -234,66 +230,26 @@ __device__ __forceinline__ float4 gated(float4 gate, float4 up, float limit, flo
                      gated(gate.z, up.z, limit, weight), gated(gate.w, up.w, limit, weight));
 }
 
-// Results of a block's fp4_rows, 16 * TILES rows of every token, rounded: out bf16 [S, stride] at the first of the rows.
-template <int S, int TILES, int WARPS>
-__device__ __forceinline__ void store_fp4(const float (&acc)[TILES][2 * ((S + 1) / 2)], __nv_bfloat16* out, int stride) {
-  __shared__ Partials<S, WARPS> partials[TILES];
-#pragma unroll
-  for (int tile = 0; tile < TILES; ++tile) keep_fp4<S>(partials[tile][threadIdx.x >> 5], acc[tile]);
-  __syncthreads();
-  for (int i = threadIdx.x; i < 16 * S * TILES; i += 32 * WARPS) {
-    const int token = i / (16 * TILES), row = i % (16 * TILES);
-    out[token * stride + row] = __float2bfloat16_rn(total<S, WARPS>(partials[row / 16], token, row % 16));
-  }
-}
-
-// Whether this block is the last of a round of `count` to get here, all of whose writes it then sees.
-__device__ __forceinline__ bool is_last(int* arrivals, int count) {
-  __shared__ bool answer;
-  __syncthreads();
-  if (threadIdx.x == 0) {
-    __threadfence();
-    answer = (atomicAdd(arrivals, 1) + 1) % count == 0;
-    __threadfence();
-  }
-  __syncthreads();
-  return answer;
-}
-
-// The expert's activations of 128 inputs from their gate and up products, weighted, quantised for w2: a warp a token.
-template <int W, int S, int WARPS>
-__device__ __forceinline__ void activate(const __nv_bfloat16* products, const float* weights, float limit, int first,
-                                         uint16_t* codes, float* scales) {
-  const int lane = threadIdx.x & 31;
-  for (int token = threadIdx.x >> 5; token < S; token += WARPS) {
-    const __nv_bfloat16* at = products + token * 2 * W + first + 4 * lane;
-    const float4 v = gated(bf16x4(__ldcg(reinterpret_cast<const uint2*>(at))),  // of other multiprocessors: not by L1
-                           bf16x4(__ldcg(reinterpret_cast<const uint2*>(at + W))), limit, weights[token]);
-    quantise_block(v, codes + token * W + first, scales + (token * W + first) / kActBlock);
-  }
-}
-
-// Gate and up rows of every routed expert, and the inputs of w2 made of them; the shared expert's down rows, which come
-// first and wait for nobody. Blocks: D / 16 of the shared expert, then POSITIONS times 2 * W / 16 / TILES; those of the same
-// 128 inputs are neighbours, and the last of them to end makes the inputs. y: float [S, stride], the shared expert's gate
-// and up products first; shared: bf16 [S, D]; products: bf16 [POSITIONS, S, 2 * W]; arrivals: [POSITIONS, W / 128], how many
-// have ended, 0 at first; codes: float16 [POSITIONS, S, W]; code_scales: float [POSITIONS, S, W / 128].
-template <int D, int W, int S, int POSITIONS, int WARPS, int TILES, int AHEAD, int ROWS_PER_SCALE>
+// Gate and up rows of every routed expert and what they activate, with the routing weight; and the shared expert's down
+// rows, which come first and wait for nobody. Blocks: D / 16 of the shared expert, then W / 16 a place, each with 16 rows of
+// both matrices. y: float [S, stride], the shared expert's gate and up products first; shared: bf16 [S, D]; hidden: bf16
+// [POSITIONS, S, W].
+template <int D, int W, int S, int POSITIONS, int WARPS, int AHEAD, int ROWS_PER_SCALE>
 __device__ __forceinline__ void experts_up(const float* y, int stride, const uint8_t* shared_w2,
                                            const uint8_t* shared_scale, float limit, const void* halves,
                                            const float* scales, const uint8_t* pool, int64_t slot_bytes, int w1,
                                            int w1_scale, int w3, int w3_scale, int* decisions,
-                                           const int* row, const int* abort, unsigned* waited, void* shared,
-                                           void* products, void* codes, float* code_scales) {
-  constexpr int SHARED = D / 16, ROWS = 16 * TILES, PARTS = 2 * kActBlock / ROWS, CHUNKS = W / kActBlock;
+                                           const int* row, const int* abort, unsigned* waited, void* shared, void* hidden) {
+  constexpr int SHARED = D / 16;
   auto* routing = reinterpret_cast<Routing<POSITIONS, S>*>(decisions);
+  __shared__ Partials<S, WARPS> partials[2];
   const int warp = threadIdx.x >> 5;
   if (blockIdx.x < SHARED) {
-    __shared__ Partials<S, WARPS> partials;
     float acc[4] = {0, 0, 0, 0};
     constexpr int KW = W / WARPS;
-    __shared__ Quantised<KW, S> inputs[WARPS];
+    __shared__ Quantised<KW, S, uint8_t> inputs[WARPS];
     const int first = blockIdx.x * 16, k = warp * KW;
+    prefetch_rows<16, W>(shared_w2 + int64_t(first) * W, W);
     fp8_rows<KW, S, unroll(KW / kActBlock, 2)>(shared_w2 + int64_t(first) * W + k, W,
                                               shared_scale + first / ROWS_PER_SCALE * (W / kActBlock) + k / kActBlock,
                                               inputs[warp].codes[0], KW, inputs[warp].scales[0], KW / kActBlock, acc, [&] {
@@ -303,45 +259,49 @@ __device__ __forceinline__ void experts_up(const float* y, int stride, const uin
         return gated(at[0], at[W / 4], limit, 1.0f);
       });
     });
-    keep<S>(partials[warp], acc);
+    keep<S>(partials[0][warp], acc);
     __syncthreads();
     for (int i = threadIdx.x; i < 16 * S; i += 32 * WARPS) {
       static_cast<__nv_bfloat16*>(shared)[(i / 16) * D + first + i % 16] =
-          __float2bfloat16_rn(total<S, WARPS>(partials, i / 16, i % 16));
+          __float2bfloat16_rn(total<S, WARPS>(partials[0], i / 16, i % 16));
     }
     return;
   }
   await_previous();
   constexpr int KW = D / WARPS;
-  const int block = blockIdx.x - SHARED, place = block / (CHUNKS * PARTS), chunk = block / PARTS % CHUNKS;
-  const int part = block % PARTS, k = warp * KW, position = routing->position_of[place];
+  const int place = (blockIdx.x - SHARED) / (W / 16), first = (blockIdx.x - SHARED) % (W / 16) * 16, k = warp * KW;
+  const int position = routing->position_of[place];
   if (position < 0) return;
   const int slot = find_slot(routing, place, position, row, abort, waited);
   if (slot < 0) return;
-  const bool is_gate = part < PARTS / 2;
-  const int first = chunk * kActBlock + part % (PARTS / 2) * ROWS;
   const uint8_t* record = pool + slot * slot_bytes;
-  float acc[TILES][2 * ((S + 1) / 2)] = {};
-  fp4_rows<KW, S, TILES, unroll(KW / kActBlock, AHEAD)>(
-      record + (is_gate ? w1 : w3) + int64_t(first) * (D / 2) + k / 2, D / 2,
-      record + (is_gate ? w1_scale : w3_scale) + first * (D / 32) + k / 32, D / 32,
-      static_cast<const uint16_t*>(halves) + k, D, scales + k / kActBlock,
-      D / kActBlock, acc, [] {});
-  __nv_bfloat16* own = static_cast<__nv_bfloat16*>(products) + int64_t(position) * S * 2 * W;
-  store_fp4<S, TILES, WARPS>(acc, own + (is_gate ? 0 : W) + first, 2 * W);
-  if (!is_last(routing->arrivals() + position * CHUNKS + chunk, PARTS)) return;
-  activate<W, S, WARPS>(own, routing->weights[position], limit, chunk * kActBlock,
-                        static_cast<uint16_t*>(codes) + int64_t(position) * S * W, code_scales + position * S * CHUNKS);
+  const Tiles weights{record + w1 + int64_t(first) * (D / 2) + k / 2, D / 2, w3 - w1};
+  const Tiles weight_scales{record + w1_scale + first * (D / 32) + k / 32, D / 32, w3_scale - w1_scale};
+  float acc[2][2 * ((S + 1) / 2)] = {};
+  fp4_rows<KW, S, 2, unroll(KW / kActBlock, AHEAD)>(weights, weight_scales, static_cast<const uint16_t*>(halves) + k, D,
+                                                    scales + k / kActBlock, D / kActBlock, acc, [] {});
+  keep_fp4<S>(partials[0][warp], acc[0]);
+  keep_fp4<S>(partials[1][warp], acc[1]);
+  __syncthreads();
+  for (int i = threadIdx.x; i < 16 * S; i += 32 * WARPS) {
+    const int token = i / 16, own = i % 16;
+    const float gate = bf16_round(total<S, WARPS>(partials[0], token, own));
+    const float up = bf16_round(total<S, WARPS>(partials[1], token, own));
+    static_cast<__nv_bfloat16*>(hidden)[(int64_t(position) * S + token) * W + first + own] =
+        __float2bfloat16_rn(gated(gate, up, limit, routing->weights[position][token]));
+  }
 }
 
-// Down rows of every routed expert, on inputs that carry the routing weight. Block (D / 16 / TILES, place). codes: float16
-// [POSITIONS, S, W], scales: float [POSITIONS, S, W / 128]; out: bf16 [POSITIONS, S, D].
+// Down rows of every routed expert. Block (D / 16 / TILES, place); what a block quantises serves TILES times 16 rows.
+// hidden: bf16 [POSITIONS, S, W]; out: bf16 [POSITIONS, S, D].
 template <int D, int W, int S, int POSITIONS, int TILES, int WARPS, int AHEAD>
-__device__ __forceinline__ void experts_down(const void* codes, const float* scales, const uint8_t* pool,
-                                             int64_t slot_bytes, int w2, int w2_scale, const int* decisions, void* out) {
+__device__ __forceinline__ void experts_down(const void* hidden, const uint8_t* pool, int64_t slot_bytes, int w2,
+                                             int w2_scale, const int* decisions, void* out) {
   constexpr int KW = W / WARPS;
   const auto* routing = reinterpret_cast<const Routing<POSITIONS, S>*>(decisions);
-  const int k = (threadIdx.x >> 5) * KW, first = blockIdx.x * 16 * TILES;
+  __shared__ Partials<S, WARPS> partials[TILES];
+  __shared__ Quantised<KW, S, uint16_t> inputs[WARPS];
+  const int warp = threadIdx.x >> 5, k = warp * KW, first = blockIdx.x * 16 * TILES;
   // The router's own kernel ended before this one started, so weights of experts that were there can come at once.
   const int position = routing->position_of[blockIdx.y];
   if (position < 0) return;
@@ -353,12 +313,24 @@ __device__ __forceinline__ void experts_down(const void* codes, const float* sca
   }
   if (slot < 0) return;
   const uint8_t* record = pool + slot * slot_bytes;
+  const Tiles weights{record + w2 + int64_t(first) * (W / 2) + k / 2, W / 2, 16 * (W / 2)};
+  const Tiles weight_scales{record + w2_scale + first * (W / 32) + k / 32, W / 32, 16 * (W / 32)};
+  prefetch_rows<16 * TILES, W / 2>(weights.first - k / 2, W / 2);
   float acc[TILES][2 * ((S + 1) / 2)] = {};
   fp4_rows<KW, S, TILES, unroll(KW / kActBlock, AHEAD)>(
-      record + w2 + int64_t(first) * (W / 2) + k / 2, W / 2, record + w2_scale + first * (W / 32) + k / 32, W / 32,
-      static_cast<const uint16_t*>(codes) + int64_t(position) * S * W + k, W,
-      scales + (position * S * W + k) / kActBlock, W / kActBlock, acc, await_previous);
-  store_fp4<S, TILES, WARPS>(acc, static_cast<__nv_bfloat16*>(out) + int64_t(position) * S * D + first, D);
+      weights, weight_scales, inputs[warp].codes[0], KW, inputs[warp].scales[0], KW / kActBlock, acc, [&] {
+        await_previous();
+        const __nv_bfloat16* from = static_cast<const __nv_bfloat16*>(hidden) + int64_t(position) * S * W + k;
+        quantise(inputs[warp], [&](int token, int i) { return load_bf16x4(from + token * W + i); });
+      });
+#pragma unroll
+  for (int tile = 0; tile < TILES; ++tile) keep_fp4<S>(partials[tile][warp], acc[tile]);
+  __syncthreads();
+  for (int i = threadIdx.x; i < 16 * S * TILES; i += 32 * WARPS) {
+    const int tile = i / (16 * S), token = i / 16 % S, row = i % 16;
+    static_cast<__nv_bfloat16*>(out)[(int64_t(position) * S + token) * D + first + tile * 16 + row] =
+        __float2bfloat16_rn(total<S, WARPS>(partials[tile], token, row));
+  }
 }
 
 // The experts' sum, ascending by id, then the shared expert, into the streams. Every expert of the layer has been read,

@@ -20,21 +20,17 @@ OWN_WORDS = 3
 
 # Shapes of blocks, the fastest on an H200: warps that share the inputs, tiles of 16 rows, blocks of 128 inputs whose
 # weights are loaded ahead, and how many of them a multiprocessor's registers must hold at once.
-UP_WARPS, UP_TILES, UP_AHEAD, UP_AT_ONCE = 4, 2, 2, 4
-DOWN_WARPS, DOWN_TILES, DOWN_AHEAD, DOWN_AT_ONCE = 4, 2, 2, 4
+UP_WARPS, UP_AHEAD, UP_AT_ONCE = 4, 2, 4
+DOWN_WARPS, DOWN_TILES, DOWN_AHEAD, DOWN_AT_ONCE = 4, 4, 2, 3
 
-_PUBLISHED = {"experts": 256, "topk": 6, "stride": 4608, "offset": 4096, "width": 2048, "scaling": 1.5, "s": 1}
-_TINY = {"experts": 24, "topk": 4, "stride": 320, "offset": 256, "width": 128, "scaling": 1.5, "s": 4}
+_PUBLISHED = {"experts": 256, "topk": 6, "stride": 4608, "offset": 4096, "scaling": 1.5, "s": 1}
+_TINY = {"experts": 24, "topk": 4, "stride": 320, "offset": 256, "scaling": 1.5, "s": 4}
 
 
-def routing_words(topk: int, width: int, s: int) -> int:
-    """Count; experts by position; positions and slots in the order of computing; weights and use by token; counters."""
+def routing_words(topk: int, s: int) -> int:
+    """Count; experts by position; positions and slots in the order of computing; weights and use by every token."""
     positions = topk * s
-    return 1 + 3 * positions + 2 * positions * s + _arrivals(topk, width, s)
-
-
-def _arrivals(topk: int, width: int, s: int) -> int:
-    return topk * s * (width // 128)
+    return 1 + 3 * positions + 2 * positions * s
 
 
 @tile_kernel(
@@ -48,7 +44,6 @@ def route(
     topk: int,
     stride: int,
     offset: int,
-    width: int,
     hashed: bool,
     scaling: float,
     s: int,
@@ -78,7 +73,7 @@ def route(
         counts: T.Tensor((layers, experts), "int64"),
         own: T.Tensor((OWN_WORDS,), "int64"),
         waited: T.Tensor((1,), "uint32"),
-        routing: T.Tensor((routing_words(topk, width, s),), "int32"),
+        routing: T.Tensor((routing_words(topk, s),), "int32"),
         is_wanted: T.Tensor((1,), "int32"),
         hints: T.Tensor((HINTS, HINT_WORDS), "int32"),
         hinted: T.Tensor((HINTED_WORDS,), "int32"),
@@ -88,7 +83,7 @@ def route(
         with T.Kernel(1 + guesses, threads=-(-experts // 32) * 32, prelude=source()):
             call(
                 "route",
-                (experts, topk, s, _arrivals(topk, width, s), hashed, guesses),
+                (experts, topk, s, hashed, guesses),
                 *(y, stride, offset, bias, tid2eid, tokens, scaling, layer, table, num_tickets, ring, uses, counts),
                 *(own, waited, routing, following, following_bias, is_wanted, hints, hinted, guessed, judged),
             )
@@ -101,10 +96,7 @@ def route(
     {"d": 256, "width": 128, "stride": 288, "topk": 4, "limit": 10.0, "s": 4, "rows_per_scale": 128},
 )
 def experts_up(d: int, width: int, stride: int, topk: int, limit: float, s: int, rows_per_scale: int) -> Any:
-    """What the routed experts' w2 multiplies, waiting for experts on their way; and the shared expert's output.
-
-    products: for blocks to hand over to each other; codes: float16 values of FP8 codes, in the order of fp4_place.
-    """
+    """What the routed experts activate, waiting for those on their way; and the shared expert's output."""
     warps = min(num_warps(d, UP_WARPS), num_warps(width, UP_WARPS))
     positions, half, scales_half = topk * s, width * d // 2, width * d // 32
     slots, slot_bytes, experts = T.dynamic("slots"), T.dynamic("slot_bytes"), T.dynamic("experts")
@@ -117,23 +109,20 @@ def experts_up(d: int, width: int, stride: int, topk: int, limit: float, s: int,
         halves: T.Tensor((s, d), "float16"),
         scales: T.Tensor((s, d // 128), "float32"),
         pool: T.Tensor((slots, slot_bytes), "uint8"),
-        routing: T.Tensor((routing_words(topk, width, s),), "int32"),
+        routing: T.Tensor((routing_words(topk, s),), "int32"),
         row: T.Tensor((experts,), "int32"),
         abort: T.Tensor((1,), "int32"),
         waited: T.Tensor((1,), "uint32"),
         shared: T.Tensor((s, d), "bfloat16"),
-        products: T.Tensor((positions, s, 2 * width), "bfloat16"),
-        codes: T.Tensor((positions, s, width), "float16"),
-        code_scales: T.Tensor((positions, s, width // 128), "float32"),
+        hidden: T.Tensor((positions, s, width), "bfloat16"),
     ) -> None:
-        with T.Kernel(d // 16 + positions * (2 * width // (16 * UP_TILES)), threads=32 * warps, prelude=source()):
+        with T.Kernel(d // 16 + positions * width // 16, threads=32 * warps, prelude=source()):
             cuda.annotate_min_blocks_per_sm(UP_AT_ONCE)
             call(
                 "experts_up",
-                (d, width, s, positions, warps, UP_TILES, UP_AHEAD, rows_per_scale),
+                (d, width, s, positions, warps, UP_AHEAD, rows_per_scale),
                 *(y, stride, shared_w2, shared_scale, limit, halves, scales, pool, T.cast(slot_bytes, "int64")),
-                *(0, half, half + scales_half, 2 * half + scales_half, routing, row, abort, waited, shared),
-                *(products, codes, code_scales),
+                *(0, half, half + scales_half, 2 * half + scales_half, routing, row, abort, waited, shared, hidden),
             )
 
     return experts_up
@@ -151,10 +140,9 @@ def experts_down(d: int, width: int, topk: int, s: int) -> Any:
 
     @T.prim_func
     def experts_down(
-        codes: T.Tensor((positions, s, width), "float16"),
-        code_scales: T.Tensor((positions, s, width // 128), "float32"),
+        hidden: T.Tensor((positions, s, width), "bfloat16"),
         pool: T.Tensor((slots, slot_bytes), "uint8"),
-        routing: T.Tensor((routing_words(topk, width, s),), "int32"),
+        routing: T.Tensor((routing_words(topk, s),), "int32"),
         outputs: T.Tensor((positions, s, d), "bfloat16"),
     ) -> None:
         with T.Kernel(d // (16 * tiles), positions, threads=32 * warps, prelude=source()):
@@ -162,23 +150,23 @@ def experts_down(d: int, width: int, topk: int, s: int) -> Any:
             call(
                 "experts_down",
                 (d, width, s, positions, tiles, warps, DOWN_AHEAD),
-                *(codes, code_scales, pool, T.cast(slot_bytes, "int64"), w2, w2 + width * d // 2, routing, outputs),
+                *(hidden, pool, T.cast(slot_bytes, "int64"), w2, w2 + width * d // 2, routing, outputs),
             )
 
     return experts_down
 
 
 @tile_kernel(
-    {"d": 4096, "width": 2048, "topk": 6, "mixes": 24, "s": 1},
-    {"d": 256, "width": 128, "topk": 4, "mixes": 4, "s": 4},
+    {"d": 4096, "topk": 6, "mixes": 24, "s": 1},
+    {"d": 256, "topk": 4, "mixes": 4, "s": 4},
 )
-def experts_write(d: int, width: int, topk: int, mixes: int, s: int) -> Any:
+def experts_write(d: int, topk: int, mixes: int, s: int) -> Any:
     """The experts' sum into the streams, in place; the parts of the projection behind it; the clock goes up."""
     positions = topk * s
 
     @T.prim_func
     def experts_write(
-        routing: T.Tensor((routing_words(topk, width, s),), "int32"),
+        routing: T.Tensor((routing_words(topk, s),), "int32"),
         outputs: T.Tensor((positions, s, d), "bfloat16"),
         shared: T.Tensor((s, d), "bfloat16"),
         clock: T.Tensor((1,), "int64"),

@@ -65,15 +65,15 @@ __device__ __forceinline__ void quantise_block(float4 v, Code* codes, float* sca
 }
 
 // Quantised stretch of inputs that one warp makes for itself.
-template <int K, int S>
+template <int K, int S, typename Code>
 struct __align__(16) Quantised {
-  uint8_t codes[S][K];
+  Code codes[S][K];
   float scales[S][K / kActBlock];
 };
 
 // The warp quantises K inputs of each token; values(token, i) are inputs i to i + 3.
-template <int K, int S, typename Values>
-__device__ __forceinline__ void quantise(Quantised<K, S>& out, Values values) {
+template <int K, int S, typename Code, typename Values>
+__device__ __forceinline__ void quantise(Quantised<K, S, Code>& out, Values values) {
 #pragma unroll
   for (int token = 0; token < S; ++token) {
 #pragma unroll
@@ -86,7 +86,8 @@ __device__ __forceinline__ void quantise(Quantised<K, S>& out, Values values) {
 }
 
 // Four neighbouring bf16 values.
-__device__ __forceinline__ float4 bf16x4(uint2 v) {
+__device__ __forceinline__ float4 load_bf16x4(const void* p) {
+  const uint2 v = *static_cast<const uint2*>(p);
   const float2 a = __bfloat1622float2(*reinterpret_cast<const __nv_bfloat162*>(&v.x));
   const float2 b = __bfloat1622float2(*reinterpret_cast<const __nv_bfloat162*>(&v.y));
   return make_float4(a.x, a.y, b.x, b.y);
@@ -108,10 +109,12 @@ __device__ __forceinline__ void fused_linear(const uint8_t* w8, const uint8_t* s
   const bool is_fp8 = row < N8;
   float acc[4] = {0, 0, 0, 0};
   if (is_fp8) {
+    prefetch_rows<16, K>(w8 + int64_t(row) * K, K);
     fp8_rows<KW, S, unroll(KW / kActBlock, 2)>(
         w8 + int64_t(row) * K + k, K, scale + row / ROWS_PER_SCALE * (K / kActBlock) + k / kActBlock, codes + k, K,
         scales + k / kActBlock, K / kActBlock, acc, await_previous);
   } else {
+    prefetch_rows<16, 2 * K>(static_cast<const uint16_t*>(w16) + int64_t(row - N8) * K, 2 * K);
     bf16_rows<KW, S, unroll(KW / 32, 4)>(static_cast<const uint16_t*>(w16) + int64_t(row - N8) * K + k, K,
                                         static_cast<const uint16_t*>(x) + k, K, acc, await_previous);
   }
@@ -129,6 +132,7 @@ __device__ __forceinline__ void grouped_linear(const uint8_t* w, const uint8_t* 
   constexpr int KW = K / WARPS, STRIDE = N / ROWS * K;
   __shared__ Partials<S, WARPS> partials;
   const int warp = threadIdx.x >> 5, row = blockIdx.x * 16, k = warp * KW;
+  prefetch_rows<16, K>(w + int64_t(row) * K, K);
   float acc[4] = {0, 0, 0, 0};
   fp8_rows_bf16<KW, S, unroll(KW / kActBlock, 2)>(
       w + int64_t(row) * K + k, K, scale + row / ROWS_PER_SCALE * (K / kActBlock) + k / kActBlock,
@@ -145,15 +149,16 @@ template <int N, int K, int S, int WARPS, int ROWS_PER_SCALE>
 __device__ __forceinline__ void quantised_linear(const uint8_t* w, const uint8_t* scale, const void* x, void* y) {
   constexpr int KW = K / WARPS;
   __shared__ Partials<S, WARPS> partials;
-  __shared__ Quantised<KW, S> inputs[WARPS];
+  __shared__ Quantised<KW, S, uint8_t> inputs[WARPS];
   const int warp = threadIdx.x >> 5, row = blockIdx.x * 16, k = warp * KW;
   const __nv_bfloat16* from = static_cast<const __nv_bfloat16*>(x) + k;
+  prefetch_rows<16, K>(w + int64_t(row) * K, K);
   float acc[4] = {0, 0, 0, 0};
   fp8_rows<KW, S, unroll(KW / kActBlock, 2)>(w + int64_t(row) * K + k, K,
                                             scale + row / ROWS_PER_SCALE * (K / kActBlock) + k / kActBlock,
                                             inputs[warp].codes[0], KW, inputs[warp].scales[0], KW / kActBlock, acc, [&] {
     await_previous();
-    quantise(inputs[warp], [&](int token, int i) { return bf16x4(*reinterpret_cast<const uint2*>(from + token * K + i)); });
+    quantise(inputs[warp], [&](int token, int i) { return load_bf16x4(from + token * K + i); });
   });
   keep<S>(partials[warp], acc);
   __syncthreads();

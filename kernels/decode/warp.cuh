@@ -19,6 +19,15 @@ __device__ __forceinline__ uint4 stream16(const void* p) {
   return v;
 }
 
+// Has rows of BYTES each fetched into L2, a thread a row, which costs no register: what a kernel can do about its weights while
+// it waits for the kernel before.
+template <int ROWS, int BYTES>
+__device__ __forceinline__ void prefetch_rows(const void* first, int64_t stride) {
+  for (int row = threadIdx.x; row < ROWS; row += blockDim.x) {
+    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(static_cast<const char*>(first) + row * stride), "n"(BYTES));
+  }
+}
+
 __device__ __forceinline__ uint4 load16(const void* p) { return *reinterpret_cast<const uint4*>(p); }
 
 __device__ __forceinline__ void mma_e4m3(float (&c)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0,
@@ -224,19 +233,25 @@ __device__ __forceinline__ void fp4_pairs(uint32_t w, uint32_t (&pairs)[4]) {
   pairs[3] = odd & kHalf;
 }
 
+// Rows of a matrix in tiles of 16: bytes from a row to the next, and from a tile to the next.
+struct Tiles {
+  const uint8_t* first;
+  int stride, tile_stride;
+};
+
 // FP4 weights, FP8 activations, TILES times 16 rows. Lane t holds the t-th of four blocks of 32 inputs, each with a scale
 // of its own: column 4 * s + block of the product takes only that block's inputs of token s, so the blocks' sums stay
 // apart. acc[tile][2 * p], acc[tile][2 * p + 1]: this lane's share of rows g and g + 8 of token 2 * p + t / 2, to be summed
-// over t & 1. w: packed codes; scale: ue8m0 [rows, scale_stride], one for 32 inputs; x: float16, in the order of fp4_place;
+// over t & 1. w: packed codes; scale: ue8m0, one for 32 inputs; x: float16, in the order of fp4_place;
 // prepare: as above. The weights of AHEAD blocks of 128 inputs are always on their way.
 template <int K, int S, int TILES, int AHEAD, typename Prepare>
-__device__ __forceinline__ void fp4_rows(const uint8_t* w, int w_stride, const uint8_t* scale, int scale_stride,
-                                         const void* x, int x_stride, const float* x_scale, int x_scale_stride,
+__device__ __forceinline__ void fp4_rows(const Tiles& w, const Tiles& scale, const void* x, int x_stride,
+                                         const float* x_scale, int x_scale_stride,
                                          float (&acc)[TILES][2 * ((S + 1) / 2)], Prepare prepare) {
   constexpr int PAIRS = (S + 1) / 2, STEPS = K / kActBlock / AHEAD;
   const Lane lane;
-  const uint8_t* row = w + int64_t(lane.g) * w_stride + 16 * lane.t;
-  const uint8_t* row_scale = scale + lane.g * scale_stride + 2 * (lane.t & 1);
+  const uint8_t* row = w.first + int64_t(lane.g) * w.stride + 16 * lane.t;
+  const uint8_t* row_scale = scale.first + lane.g * scale.stride + 2 * (lane.t & 1);
   const bool is_mine = (lane.g & 3) == lane.t;  // this lane's column takes this lane's block
   const uint16_t* inputs[PAIRS];
   const float* input_scales[PAIRS];
@@ -251,9 +266,13 @@ __device__ __forceinline__ void fp4_rows(const uint8_t* w, int w_stride, const u
   uint32_t scales[AHEAD][TILES][2];
   const auto load = [&](int u, int block) {
 #pragma unroll
-    for (int i = 0; i < 2 * TILES; ++i) {
-      a[u][i / 2][i % 2] = stream16(row + 8 * i * w_stride + block * 64);
-      scales[u][i / 2][i % 2] = *reinterpret_cast<const uint16_t*>(row_scale + 8 * i * scale_stride + block * 4);
+    for (int tile = 0; tile < TILES; ++tile) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        a[u][tile][i] = stream16(row + tile * w.tile_stride + 8 * i * w.stride + block * 64);
+        const uint8_t* at = row_scale + tile * scale.tile_stride + 8 * i * scale.stride + block * 4;
+        scales[u][tile][i] = *reinterpret_cast<const uint16_t*>(at);
+      }
     }
   };
 #pragma unroll

@@ -133,7 +133,7 @@ def test_streams(d: int, s: int) -> None:
     weights = torch.zeros(s, 16, device=CUDA)
     for token in range(s):
         weights[token, torch.randperm(16, device=CUDA)[:topk]] = 0.5
-    routing = routing_of(weights, topk, width=128, slots=None)
+    routing = routing_of(weights, topk, slots=None)
     outputs, shared = torch.randn(topk * s, s, d, device=CUDA).bfloat16(), torch.randn(s, d, device=CUDA).bfloat16()
     clock, own, before, last = (
         torch.zeros(1, dtype=torch.int64, device=CUDA),
@@ -142,7 +142,7 @@ def test_streams(d: int, s: int) -> None:
         mixing(4, d),
     )
     parts = poisoned(s, d // 32, 5)
-    experts_write(d=d, width=128, topk=topk, mixes=4, s=s)(
+    experts_write(d=d, topk=topk, mixes=4, s=s)(
         routing, outputs, shared, clock, own, streams, post, comb, last.fn, parts
     )
     experts = [e for e in range(16) if weights[:, e].any()]
@@ -229,14 +229,14 @@ def test_expert_half(d: int, width: int, topk: int, experts: int, s: int) -> Non
     zeros = lambda *shape, dtype=torch.int64: torch.zeros(*shape, dtype=dtype, device=CUDA)  # noqa: E731
     uses, counts, own, heads = zeros(3, experts), zeros(3, experts), zeros(3), zeros(1)
     ring, waited, abort = zeros(64, 64, dtype=torch.int32), zeros(1, dtype=torch.uint32), zeros(1, dtype=torch.int32)
-    routing = poisoned(routing_words(topk, width, s), dtype=torch.int32)
+    routing = poisoned(routing_words(topk, s), dtype=torch.int32)
     tid2eid, tokens = zeros(1, topk), zeros(s, dtype=torch.int32)
-    sizes = {"experts": experts, "topk": topk, "stride": stride, "offset": offset, "width": width, "vocab": 1}
+    sizes = {"experts": experts, "topk": topk, "stride": stride, "offset": offset, "vocab": 1}
     sizes |= {"scaling": 1.5, "s": s}
     state = (tokens, table, heads, ring, uses, counts, own, waited, routing, *no_guesses(experts))
     route(**sizes, hashed=False, guesses=False)(2, -1, y, bias, bias, tid2eid, *state)
     weights = twin.route(y[:, offset : offset + experts], bias, None, topk, 1.5)
-    expected = routing_of(weights, topk, width, slot_of)
+    expected = routing_of(weights, topk, slot_of)
     count = int(expected[0])
     assert int(routing[0]) == count
     positions = topk * s
@@ -250,12 +250,11 @@ def test_expert_half(d: int, width: int, topk: int, experts: int, s: int) -> Non
     assert torch.equal(counts, uses)
 
     shared, outputs = poisoned(s, d, dtype=torch.bfloat16), poisoned(positions, s, d, dtype=torch.bfloat16)
-    products = poisoned(positions, s, 2 * width, dtype=torch.bfloat16)
-    made = poisoned(positions, s, width, dtype=torch.float16), poisoned(positions, s, width // 128)
+    hidden = poisoned(positions, s, width, dtype=torch.bfloat16)
     sizes = {"d": d, "width": width, "topk": topk, "s": s}
     inputs = (y, w2, w2_scale, in_fp4_order(codes), scales, pool, routing, table[2], abort, waited)
-    experts_up(**sizes, limit=10.0, stride=stride, rows_per_scale=16)(*inputs, shared, products, *made)
-    experts_down(**sizes)(*made, pool, routing, outputs)
+    experts_up(**sizes, limit=10.0, stride=stride, rows_per_scale=16)(*inputs, shared, hidden)
+    experts_down(**sizes)(hidden, pool, routing, outputs)
     from kernels.reference import swiglu
 
     gated = swiglu(y[:, :width], y[:, width : 2 * width], 10.0, None, torch.bfloat16)
@@ -277,8 +276,8 @@ def test_a_missing_expert_is_asked_for_by_a_ticket() -> None:
     table = torch.arange(24, dtype=torch.int32, device=CUDA).repeat(2, 1)
     table[1, 7] = table[1, 20] = -1
     ring, heads, own = zeros(64, 64, dtype=torch.int32), zeros(1), torch.tensor([2**32 + 5, 64, 0], device=CUDA)
-    routing = poisoned(routing_words(4, 128, 1), dtype=torch.int32)
-    sizes = {"experts": 24, "topk": 4, "stride": 288, "offset": 256, "width": 128, "scaling": 1.5, "s": 1, "vocab": 1}
+    routing = poisoned(routing_words(4, 1), dtype=torch.int32)
+    sizes = {"experts": 24, "topk": 4, "stride": 288, "offset": 256, "scaling": 1.5, "s": 1, "vocab": 1}
     bias, tokens = zeros(24, dtype=torch.float32), zeros(1, dtype=torch.int32)
     others = (zeros(2, 24), zeros(2, 24), own, zeros(1, dtype=torch.uint32), routing, *no_guesses(24))
     kernel = route(**sizes, hashed=False, guesses=False)
@@ -305,8 +304,8 @@ def test_a_layer_guesses_what_the_next_one_wants(topk: int, experts: int, s: int
     uses = zeros(4, experts)
 
     def run(guesses: bool, layer: int, following: int, y: torch.Tensor) -> torch.Tensor:
-        sizes = {"experts": experts, "topk": topk, "stride": y.shape[1], "offset": offset, "width": 128, "s": s}
-        routing = poisoned(routing_words(topk, 128, s), dtype=torch.int32)
+        sizes = {"experts": experts, "topk": topk, "stride": y.shape[1], "offset": offset, "s": s}
+        routing = poisoned(routing_words(topk, s), dtype=torch.int32)
         own, tickets = torch.tensor([clock, 0, 0], device=CUDA), zeros(64, 64, dtype=torch.int32)
         state = (zeros(1), tickets, uses, zeros(4, experts), own, zeros(1, dtype=torch.uint32), routing)
         kernel = route(**sizes, scaling=1.5, vocab=1, hashed=False, guesses=guesses)

@@ -57,7 +57,7 @@ def fp4_record(d: int, width: int) -> torch.Tensor:
     return record
 
 
-def routing_of(weights: torch.Tensor, topk: int, width: int, slots: torch.Tensor | None) -> torch.Tensor:
+def routing_of(weights: torch.Tensor, topk: int, slots: torch.Tensor | None) -> torch.Tensor:
     """What the router leaves for weights float32 [s, experts], everything resident; see `Routing` in experts.cuh."""
     from kernels.decode.experts import routing_words
 
@@ -65,7 +65,7 @@ def routing_of(weights: torch.Tensor, topk: int, width: int, slots: torch.Tensor
     positions = topk * s
     experts = weights.any(0).nonzero().squeeze(-1)
     count = len(experts)
-    words = torch.zeros(routing_words(topk, width, s), dtype=torch.int32, device=weights.device)
+    words = torch.zeros(routing_words(topk, s), dtype=torch.int32, device=weights.device)
     words[0] = count
     words[1 : 1 + count] = experts.int()
     words[1 + positions : 1 + 3 * positions] = -1

@@ -95,7 +95,6 @@ class Buffers:
             return torch.zeros(shape, dtype=dtype, device=device)
 
         d, heads, head_dim, topk = c.hidden_size, c.num_attention_heads, c.head_dim, c.num_experts_per_tok
-        width = c.moe_intermediate_size
         chunks = max(most.num_chunks(ratio, c) for ratio in c.compress_ratios)
         self.s = s
         self.tokens, self.positions, self.step = whole(s), whole(s), whole(s)
@@ -115,13 +114,12 @@ class Buffers:
         self.tops, self.denominators = floats(s * chunks * heads), floats(s * chunks * heads)
         self.o, self.z = halves(s, heads * head_dim), halves(s, c.o_groups * c.o_lora_rank)
         self.y = halves(s, d)
-        self.routing = whole(routing_words(topk, width, s))
+        self.routing = whole(routing_words(topk, s))
         self.waited = whole(1, dtype=torch.uint32)
         self.own = whole(OWN_WORDS, dtype=torch.int64)
         self.counts = whole(c.num_moe_layers, c.n_routed_experts, dtype=torch.int64)
         self.shared, self.outputs = halves(s, d), halves(topk * s, s, d)
-        self.products, self.expert_scales = halves(topk * s, s, 2 * width), floats(topk * s, s, width // 128)
-        self.expert_codes = torch.zeros(topk * s, s, width, dtype=torch.float16, device=device)
+        self.hidden = halves(topk * s, s, c.moe_intermediate_size)
         self.logits = floats(s, c.vocab_size)
         self.threshold, self.best = floats(s), whole(s, BLOCKS, 2)
         self.done = whole(s, dtype=torch.uint32)
@@ -294,7 +292,6 @@ class DecodeStep:
             topk=topk,
             stride=products.shape[1],
             offset=offset,
-            width=width,
             hashed=c.is_hash_layer(number),
             scaling=c.routed_scaling_factor,
             s=b.s,
@@ -309,7 +306,7 @@ class DecodeStep:
         row = control.table[number]
         shared = (w.shared_w2.codes, w.shared_w2.scale)
         next_fn, parts = (model.head.fn, b.head_parts) if following is None else (following.hc_attn.fn, b.parts)
-        write = experts_write(**sizes, mixes=len(next_fn))
+        write = experts_write(d=d, topk=topk, mixes=len(next_fn), s=b.s)
         return [
             self._read(w.hc_ffn, w.ffn_norm),
             self._fused(w.shared_w1_w3, w.gates, (b.codes, b.scales, b.x), products),
@@ -346,11 +343,9 @@ class DecodeStep:
                 control.abort,
                 b.waited,
                 b.shared,
-                b.products,
-                b.expert_codes,
-                b.expert_scales,
+                b.hidden,
             ),
-            lambda: down(b.expert_codes, b.expert_scales, self._pool, b.routing, b.outputs),
+            lambda: down(b.hidden, self._pool, b.routing, b.outputs),
             lambda: write(
                 b.routing, b.outputs, b.shared, control.clock, b.own, b.streams, b.post, b.comb, next_fn, parts
             ),
