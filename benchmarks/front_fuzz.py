@@ -15,7 +15,7 @@ import logging
 import random
 import tempfile
 from collections import Counter
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -180,7 +180,7 @@ class _QuickLink:
     def __init__(self, token_ids: tuple[int, ...]) -> None:
         self._ids = token_ids
 
-    async def generate(self, request: Generate) -> AsyncGenerator[TokensGenerated, None]:
+    async def generate(self, request: Generate, take: Callable[[TokensGenerated], bool]) -> None:
         ids = self._ids[: request.max_tokens]
         asked = request.top_logprobs >= 0
         for i, token in enumerate(ids, 1):
@@ -188,7 +188,8 @@ class _QuickLink:
             logprobs = (-1.0,) if asked else ()
             top = (token,) * max(0, request.top_logprobs)
             n = len(request.prompt_ids)
-            yield TokensGenerated((token,), finish, n, i, 0, 0.0, 0.0, logprobs, top, (-1.0,) * len(top))
+            if not take(TokensGenerated((token,), finish, n, i, 0, 0.0, 0.0, logprobs, top, (-1.0,) * len(top))):
+                return
 
 
 @contextlib.contextmanager

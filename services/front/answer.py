@@ -8,7 +8,6 @@ from __future__ import annotations
 import itertools
 import secrets
 from collections.abc import Iterator
-from dataclasses import replace
 
 from services.front.chat.dsml import ArgumentsPiece, CallBegun, CallEvent, CompletedCall
 from services.front.chat.format import EOS
@@ -56,7 +55,20 @@ class Answer:
         self._num_calls = 0
         self._worker_reason = ""
         self._is_started = False
-        self.usage = Usage(prompt_tokens=len(prompt.generate.prompt_ids))
+        self._completion_tokens = self._cached_tokens = self._reasoning_tokens = 0
+        self._ttft_s = self._elapsed_s = 0.0
+
+    @property
+    def usage(self) -> Usage:
+        """Of the request so far."""
+        return Usage(
+            prompt_tokens=len(self.generate.prompt_ids),
+            completion_tokens=self._completion_tokens,
+            cached_tokens=self._cached_tokens,
+            reasoning_tokens=self._reasoning_tokens,
+            ttft_s=self._ttft_s,
+            elapsed_s=self._elapsed_s,
+        )
 
     @property
     def is_complete(self) -> bool:
@@ -73,28 +85,21 @@ class Answer:
         """The events that these tokens complete; `elapsed_s` is the age of the request."""
         events: list[Event] = []
         self._worker_reason = tokens.finish_reason
+        self._completion_tokens, self._cached_tokens = tokens.completion_tokens, tokens.cached_tokens
+        self._elapsed_s = elapsed_s
+        self._ttft_s = self._ttft_s or (elapsed_s if tokens.token_ids else 0.0)
         if not self._is_started:
             self._is_started = True
-            events += [Started(self.usage.prompt_tokens, tokens.cached_tokens), *self._events(self._opening)]
-        reasoning = self.usage.reasoning_tokens
+            events += [Started(len(self.generate.prompt_ids), tokens.cached_tokens), *self._events(self._opening)]
         for i, token in enumerate(tokens.token_ids):
-            reasoning += self._parser.in_reasoning
-            if self._parser.in_text and tokens.logprobs:
+            self._reasoning_tokens += self._parser.in_reasoning
+            if tokens.logprobs and self._parser.in_text:
                 self._logprobs.append(self._logprob(tokens, i))
             text = self._detokenizer.feed((token,))
             self._raw.append(text)
             events += self._events(self._parser.feed(text))
             if self.is_complete and not self._worker_reason:
                 break
-        ttft_s = self.usage.ttft_s or (elapsed_s if tokens.token_ids else 0.0)
-        self.usage = Usage(
-            prompt_tokens=self.usage.prompt_tokens,
-            completion_tokens=tokens.completion_tokens,
-            cached_tokens=tokens.cached_tokens,
-            reasoning_tokens=reasoning,
-            ttft_s=ttft_s,
-            elapsed_s=elapsed_s,
-        )
         return events
 
     def end(self, elapsed_s: float, reason: str = "") -> list[Event]:
@@ -104,7 +109,7 @@ class Answer:
         events = list(self._events(self._parser.feed(rest)))
         ending = self._parser.finish(self._worker_reason or reason or "stop")
         events += [*self._events(ending.delta), *self._held_text()]
-        self.usage = replace(self.usage, elapsed_s=elapsed_s)
+        self._elapsed_s = elapsed_s
         return [*events, self._finished(ending.finish_reason, reason)]
 
     @property

@@ -6,7 +6,6 @@ Owns the queue: as many requests are with the worker as the worker's queue holds
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import secrets
 import time
@@ -21,13 +20,15 @@ from services.front.prompt import Prompt, PromptMaker
 from services.front.tokenizer import Tokenizer
 from services.front.worker_link import WorkerLink
 from shared.errors import ErrorCode, ServiceError
+from shared.protocol.messages import TokensGenerated
 from shared.runtime.context import ServiceContext
 
 log = logging.getLogger(__name__)
 
 
 class Generation:
-    """One request from its acceptance to its end: an `async with` block, in which its events are iterated.
+    """One request from its acceptance to its end: an `async with` block, in which its events are iterated, several
+    at a time where the reader is slower than the model.
 
     Leaving the block early cancels it. It runs at the worker's pace, not at the reader's; a reader who falls so far
     behind that the buffer is full loses it.
@@ -36,7 +37,6 @@ class Generation:
     def __init__(self, request: GenerationRequest) -> None:
         self.id = secrets.token_hex(12)
         self.request = request
-        self.usage = Usage()
         self._accepted = time.monotonic()
         self._buffer = EventBuffer()
         self._place: int | None = None
@@ -44,6 +44,12 @@ class Generation:
         self._has_begun = False
         self._is_cancelled = False
         self._task: asyncio.Task[None] | None = None
+        self._answer: Answer | None = None
+
+    @property
+    def usage(self) -> Usage:
+        """So far."""
+        return Usage() if self._answer is None else self._answer.usage
 
     @property
     def age_s(self) -> float:
@@ -67,15 +73,19 @@ class Generation:
         if self._task is not None:
             await asyncio.wait([self._task])
 
-    async def __aiter__(self) -> AsyncIterator[Event]:
-        """Raises ServiceError if the request fails."""
-        while (event := await self._buffer.get()) is not None:
-            yield event
+    async def __aiter__(self) -> AsyncIterator[list[Event]]:
+        """Whatever has happened since the last look. Raises ServiceError if the request fails."""
+        while events := await self._buffer.take():
+            yield events
 
     # --- the other side, for Answers -----------------------------------------------------------------------------
 
     def begin(self, task: asyncio.Task[None]) -> None:
         self._task = task
+
+    def show(self, answer: Answer) -> None:
+        """The answer that is being made."""
+        self._answer = answer
 
     def check_cancelled(self) -> None:
         """Called first by the task: a task that is cancelled before its first step never runs at all."""
@@ -190,7 +200,7 @@ class Answers:
             generation.check_cancelled()
             async with asyncio.timeout(self._timeout_s):
                 answer = Answer(await self.prompt(generation.request), self._tokenizer)
-                generation.usage = answer.usage
+                generation.show(answer)
                 self._enter(generation)
                 async with self._turns:
                     await self._run(generation, answer)
@@ -214,18 +224,16 @@ class Answers:
             self._leave(generation)
 
     async def _run(self, generation: Generation, answer: Answer) -> None:
+        def take(tokens: TokensGenerated) -> bool:
+            for event in answer.add(tokens, generation.age_s):
+                generation.emit(event)
+            if generation.is_unread:
+                raise ServiceError(ErrorCode.NO_CAPACITY, "the answer comes faster than it is read")
+            return not answer.is_complete
+
         self._num_running += 1
         try:
-            async with contextlib.aclosing(self.link.generate(answer.generate)) as replies:
-                async for tokens in replies:
-                    events = answer.add(tokens, generation.age_s)
-                    generation.usage = answer.usage
-                    for event in events:
-                        generation.emit(event)
-                    if generation.is_unread:
-                        raise ServiceError(ErrorCode.NO_CAPACITY, "the answer comes faster than it is read")
-                    if answer.is_complete:
-                        return
+            await self.link.generate(answer.generate, take)
         finally:
             self._num_running -= 1
 
@@ -234,7 +242,6 @@ class Answers:
         last = events[-1]
         assert isinstance(last, Finished)
         self.counters.count(answer, last.reason)
-        generation.usage = last.usage
         for event in events:
             generation.emit(event)
 

@@ -7,7 +7,6 @@ is bounded by the length of its answer.
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from dataclasses import replace
 
 from services.front.generation import Event, Queued, ReasoningDelta, TextDelta, ToolCallDelta, ToolCallDone
@@ -22,9 +21,9 @@ class EventBuffer:
     """A queue with one writer and one reader. It ends with `close`, or with the error that was given to `fail`."""
 
     def __init__(self) -> None:
-        self._events: deque[Event] = deque()
+        self._events: list[Event] = []
         self._unread = 0
-        self._news = asyncio.Event()
+        self._reader: asyncio.Future[None] | None = None
         self._is_closed = False
         self._error: ServiceError | None = None
 
@@ -42,19 +41,19 @@ class EventBuffer:
             self._events[-1] = joined
         else:
             self._events.append(event)
-        self._news.set()
+        self._wake()
 
     def close(self) -> None:
         self._is_closed = True
-        self._news.set()
+        self._wake()
 
     def fail(self, error: ServiceError) -> None:
         """What was put before is still read; then the reader gets the error."""
         self._error = error
         self.close()
 
-    async def get(self) -> Event | None:
-        """The next event; None after the last.
+    async def take(self) -> list[Event]:
+        """All events that wait, once there is one; none after the last.
 
         Raises:
             ServiceError: what `fail` was given.
@@ -63,20 +62,23 @@ class EventBuffer:
             if self._error is not None:
                 raise self._error
             if self._is_closed:
-                return None
-            self._news.clear()
-            await self._news.wait()
-        event = self._events.popleft()
-        self._unread -= _size(event)
-        return event
+                break
+            self._reader = asyncio.get_running_loop().create_future()
+            await self._reader
+        events, self._events, self._unread = self._events, [], 0
+        return events
+
+    def _wake(self) -> None:
+        if self._reader is not None and not self._reader.done():
+            self._reader.set_result(None)
 
 
 def _size(event: Event) -> int:
     match event:
+        case TextDelta(text, ()) | ReasoningDelta(text):
+            return len(text)
         case TextDelta(text, logprobs):
             return len(text) + sum(LOGPROB_COST * (1 + len(token.top)) for token in logprobs)
-        case ReasoningDelta(text):
-            return len(text)
         case ToolCallDelta() | ToolCallDone():
             return len(event.arguments)
     return 0

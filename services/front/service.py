@@ -15,7 +15,7 @@ from services.front.answers import Answers, Generation
 from services.front.chat_message import ChunkWriter, request_of
 from services.front.http.server import HttpServer
 from shared.errors import ErrorCode, ServiceError
-from shared.protocol.messages import Chat
+from shared.protocol.messages import Chat, TextChunk
 from shared.runtime.context import ServiceContext
 from shared.stats import StatsPublisher
 from shared.transport.request import Request
@@ -107,13 +107,9 @@ class FrontService:
             async with self._answers.start(request_of(chat)) as generation:
                 self._running[request] = generation
                 self._is_busy.set()
-                async for event in generation:
-                    if (chunk := writer.chunk(event, generation.usage)) is None:
-                        continue
-                    if chunk.finish_reason:
-                        request.reply(chunk)
-                    else:
-                        request.stream(chunk)
+                async for events in generation:
+                    for event in events:
+                        self._tell(request, writer.chunk(event, generation.usage))
         except ServiceError as error:
             request.fail(error.code, error.detail)
         except Exception as error:
@@ -121,6 +117,14 @@ class FrontService:
             request.close(ErrorCode.INTERNAL, f"{type(error).__name__}: {error}")
         finally:
             self._running.pop(request, None)
+
+    def _tell(self, request: Request, chunk: TextChunk | None) -> None:
+        if chunk is None:
+            return
+        if chunk.finish_reason:
+            request.reply(chunk)
+        else:
+            request.stream(chunk)
 
     async def _watch_cancels(self) -> None:
         """Cancels what nobody wants any more."""

@@ -48,10 +48,10 @@ class Tokenizer:
         # Without its added tokens the library treats every text as ordinary text.
         self._plain = _Tokenizer.from_str(json.dumps(table | {"added_tokens": []}))
         self._control_ids: dict[str, int] = added
-        self._control_texts = {id_: text for text, id_ in added.items()}
-        vocab = self._plain.get_vocab() | added
-        self.size = 1 + max(vocab.values(), default=-1)
-        self.longest = max((len(text.encode()) for text in vocab), default=1)
+        texts = {id_: text for vocab in (self._plain.get_vocab(), added) for text, id_ in vocab.items()}
+        self.size = 1 + max(texts, default=-1)
+        self.longest = max((len(text.encode()) for text in texts.values()), default=1)
+        self._bytes = [_token_bytes(texts.get(id_, "")) for id_ in range(self.size)]
         longest_first = sorted(added, key=len, reverse=True)
         self._controls = re.compile("(" + "|".join(map(re.escape, longest_first)) + ")") if added else None
 
@@ -96,11 +96,14 @@ class Tokenizer:
 
     def token_bytes(self, token_id: int) -> bytes:
         """What a token stands for; nothing for an id that the tokenizer does not know."""
-        text = self._control_texts.get(token_id) or self._plain.id_to_token(token_id) or ""
-        try:
-            return bytes(map(_BYTES.__getitem__, text))
-        except KeyError:
-            return text.encode()
+        return self._bytes[token_id] if 0 <= token_id < self.size else b""
+
+
+def _token_bytes(text: str) -> bytes:
+    try:
+        return bytes(map(_BYTES.__getitem__, text))
+    except KeyError:  # a control token
+        return text.encode()
 
 
 def _is_byte_level(decoder: Any) -> bool:

@@ -6,10 +6,8 @@ A request that ran when the worker went away is lost and says so; nothing is sen
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
-import time
-from collections.abc import AsyncGenerator
+from collections.abc import Callable
 
 from shared.errors import ErrorCode, PeerLost, ServiceError
 from shared.protocol.messages import Generate, Ping, TokensGenerated
@@ -19,7 +17,7 @@ from shared.transport.client import AsyncClient
 log = logging.getLogger(__name__)
 
 CONNECT_S = 0.5
-LOOK_S = 0.05
+RETRY_S = 0.05
 PING_INTERVAL_S = 1.0
 # A worker that does not answer for this long hangs; a long step does not delay its answer.
 PING_TIMEOUT_S = 5.0
@@ -67,49 +65,40 @@ class WorkerLink:
                 await self._client.connect(CONNECT_S)
                 return
             except PeerLost:
-                await asyncio.sleep(LOOK_S)
+                await asyncio.sleep(RETRY_S)
 
     async def _watch(self) -> None:
         """Returns never; raises ServiceError when the worker is gone or hangs."""
         while True:
             await self._client.call(Ping(), PING_TIMEOUT_S)
-            next_ping = time.monotonic() + PING_INTERVAL_S
-            while time.monotonic() < next_ping:
-                if not self.is_connected:
-                    raise PeerLost("the connection closed")
-                await asyncio.sleep(LOOK_S)
+            if await self._client.is_lost_within(PING_INTERVAL_S):
+                raise PeerLost("the connection closed")
 
-    async def generate(self, request: Generate) -> AsyncGenerator[TokensGenerated, None]:
-        """The worker's replies to one request, the final one last; closing this early cancels it.
+    async def generate(self, request: Generate, take: Callable[[TokensGenerated], bool]) -> None:
+        """Hand the worker's replies to one request to `take`, the final one last, until it wants no more.
 
-        A full queue is no failure: the worker is asked again until it takes the request.
+        A full queue is no failure: the worker is asked again until it takes the request. Cancelling this cancels it.
 
         Raises:
-            ServiceError: the worker's own error, or `starting` if there is no worker.
+            ServiceError: the worker's own error, what `take` raises, or `starting` if there is no worker.
             PeerLost: the worker went away before the end.
         """
+        has_begun = False
+
+        def begin(reply: object) -> bool:
+            nonlocal has_begun
+            assert isinstance(reply, TokensGenerated)
+            has_begun = True
+            return take(reply)
+
         while True:
-            has_begun = False
-            replies = self._stream(request)
+            if not self.is_connected:
+                raise self.absent()
             try:
-                async for reply in replies:
-                    assert isinstance(reply, TokensGenerated)
-                    has_begun = True
-                    yield reply
-                return
+                return await self._client.stream(request, begin)
+            except PeerLost:
+                raise PeerLost("the worker went away while this request ran; it is not repeated") from None
             except ServiceError as error:
                 if has_begun or error.code is not ErrorCode.NO_CAPACITY:
                     raise
-            finally:
-                await replies.aclose()
             await asyncio.sleep(FULL_RETRY_S)
-
-    async def _stream(self, request: Generate) -> AsyncGenerator[object, None]:
-        if not self.is_connected:
-            raise self.absent()
-        try:
-            async with contextlib.aclosing(self._client.stream(request)) as replies:
-                async for reply in replies:
-                    yield reply
-        except PeerLost:
-            raise PeerLost("the worker went away while this request ran; it is not repeated") from None

@@ -11,7 +11,7 @@ import contextlib
 import itertools
 import time
 from collections import deque
-from collections.abc import AsyncGenerator
+from collections.abc import Callable
 
 import zmq
 
@@ -24,6 +24,9 @@ from shared.transport.sockets import ONE_WAY_ID, descriptor, poll_ms
 
 # Between two attempts to reach a service that is not there yet.
 RETRY_S = 0.05
+
+# reply -> whether more of them are wanted
+Take = Callable[[object], bool]
 
 
 class BlockingClient:
@@ -215,10 +218,11 @@ class AsyncClient:
         self._endpoint = endpoint
         self._identity = identity
         self._ids = itertools.count(1)
-        self._replies: dict[int, asyncio.Queue[object]] = {}
+        self._pending: dict[int, _Pending] = {}
         self._link: Link | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._changed = asyncio.Event()
+        self._lost = asyncio.Event()
 
     async def connect(self, timeout_s: float = 10.0) -> Welcome:
         """As `BlockingClient.connect`."""
@@ -237,35 +241,33 @@ class AsyncClient:
 
     async def call(self, msg: object, timeout_s: float) -> object:
         """Send a request and wait for its final reply; on time-out it is cancelled."""
-        request_id, replies = self._start(msg)
         try:
             async with asyncio.timeout(timeout_s):
-                while not is_final(reply := await replies.get()):
-                    pass
+                return await self._request(msg, lambda _: True)
         except TimeoutError:
             text = f"no reply from {self._endpoint} to {type(msg).__name__} within {timeout_s:g} s"
             raise ServiceError(ErrorCode.TIMEOUT, text) from None
-        finally:
-            self._end(request_id)
-        return _outcome(reply)
 
-    async def stream(self, msg: object) -> AsyncGenerator[object, None]:
-        """Send a request and yield its replies, the final one last. Closing it early cancels the request."""
-        request_id, replies = self._start(msg)
-        try:
-            while True:
-                reply = _outcome(await replies.get())
-                yield reply
-                if is_final(reply):
-                    return
-        finally:
-            self._end(request_id)
+    async def stream(self, msg: object, take: Take) -> None:
+        """Send a request and hand its replies to `take`, the final one last, until `take` wants no more.
+
+        The loop calls `take` as soon as a reply is there: a task would have to be woken first. What it raises is
+        raised here. The request is cancelled if this ends before the final reply, however it ends.
+        """
+        await self._request(msg, take)
 
     def send(self, msg: object) -> None:
         """Send a one-way message."""
         assert spec_of(msg).one_way, f"{type(msg).__name__} is not one-way"
-        self._connected().send(ONE_WAY_ID, msg)
-        self._pump()
+        self._send(ONE_WAY_ID, msg)
+
+    async def is_lost_within(self, seconds: float) -> bool:
+        """Whether the connection, which there must be, is lost within this time; at once if it is."""
+        try:
+            await asyncio.wait_for(self._lost.wait(), seconds)
+        except TimeoutError:
+            return False
+        return True
 
     def close(self) -> None:
         """Hang up; whatever is pending fails with PeerLost. Idempotent."""
@@ -273,14 +275,16 @@ class AsyncClient:
             self._loop.remove_reader(descriptor(self._link.socket))
             self._loop.remove_reader(descriptor(self._link.monitor))
             self._link.close()
-        for replies in self._replies.values():
-            replies.put_nowait(PeerLost(f"the service at {self._endpoint} went away"))
-        self._replies.clear()
+        for pending in self._pending.values():
+            pending.fail(PeerLost(f"the service at {self._endpoint} went away"))
+        self._pending.clear()
         self._changed.set()
+        self._lost.set()
 
     async def _greet(self, deadline: float) -> Welcome:
         self.close()
         link = self._link = Link(self._endpoint)
+        self._lost.clear()
         self._loop = asyncio.get_running_loop()
         self._loop.add_reader(descriptor(link.socket), self._deliver, link)
         self._loop.add_reader(descriptor(link.monitor), self._pump)
@@ -311,19 +315,28 @@ class AsyncClient:
             raise PeerLost(f"not connected to {self._endpoint}")
         return self._link
 
-    def _start(self, msg: object) -> tuple[int, asyncio.Queue[object]]:
+    async def _request(self, msg: object, take: Take) -> object:
+        """The last reply that was taken."""
         assert spec_of(msg).is_request, f"{type(msg).__name__} is not a request"
         request_id = next(self._ids)
-        self._connected().send(request_id, msg)
-        replies = self._replies[request_id] = asyncio.Queue()
-        self._pump()  # sending may have consumed the wake-up for what has arrived
-        return request_id, replies
+        pending = self._pending[request_id] = _Pending(take)
+        try:
+            self._send(request_id, msg)
+            return await pending.last
+        finally:
+            self._end(request_id)
 
     def _end(self, request_id: int) -> None:
         """Forget a request, and cancel it if its final reply has not come."""
-        if self._replies.pop(request_id, None) is not None:
+        if self._pending.pop(request_id, None) is not None:
             with contextlib.suppress(ServiceError):  # a peer that is gone or stuck has nothing to cancel
                 self.send(Cancel(request_id))
+
+    def _send(self, request_id: int, msg: object) -> None:
+        try:
+            self._connected().send(request_id, msg)
+        finally:
+            self._pump()  # sending may have consumed the wake-up for what has arrived, or for the loss
 
     def _pump(self) -> None:
         """Take note of connection and loss, and deliver everything that came before."""
@@ -337,13 +350,34 @@ class AsyncClient:
     def _deliver(self, link: Link) -> None:
         """Everything that has arrived: the descriptor only tells when something changes."""
         for request_id, msg in link.receive():
-            if (replies := self._replies.get(request_id)) is not None:
-                replies.put_nowait(msg)
-                if is_final(msg):
-                    del self._replies[request_id]
+            if (pending := self._pending.get(request_id)) is not None:
+                final = is_final(msg)
+                if final:
+                    del self._pending[request_id]
+                pending.give(msg, final)
 
 
-def _outcome(reply: object) -> object:
-    if isinstance(reply, PeerLost):
-        raise reply
-    return _result(reply)
+class _Pending:
+    """A request without its final reply: who takes the replies, and the last one for who waits."""
+
+    __slots__ = ("_take", "last")
+
+    def __init__(self, take: Take) -> None:
+        self._take = take
+        self.last: asyncio.Future[object] = asyncio.get_running_loop().create_future()
+
+    def give(self, reply: object, final: bool) -> None:
+        """Nobody is called any more once the waiting is over."""
+        if self.last.done():
+            return
+        try:
+            wants_more = self._take(_result(reply))
+        except Exception as error:  # told to who waits
+            self.last.set_exception(error)
+            return
+        if final or not wants_more:
+            self.last.set_result(reply)
+
+    def fail(self, error: PeerLost) -> None:
+        if not self.last.done():
+            self.last.set_exception(error)

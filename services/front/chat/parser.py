@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum, auto
+from typing import NamedTuple
 
 from services.front.chat.calls import OPENING, CallBlock
 from services.front.chat.dsml import CallEvent, CompletedCall, Schema
@@ -33,8 +34,7 @@ _MARKS = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Delta:
+class Delta(NamedTuple):
     """What one piece of text added; `calls` in the order in which the model wrote them, none interleaved."""
 
     reasoning: str = ""
@@ -108,11 +108,11 @@ class CompletionParser:
         return Ending(self._take(), reason)
 
     def _take(self) -> Delta:
-        reasoning, text = ("".join(pieces) for pieces in self._said.values())
-        delta = Delta(reasoning, text, tuple(self._calls))
+        reasoning, text = self._said.values()
+        delta = Delta("".join(reasoning), "".join(text), tuple(self._calls))
+        reasoning.clear()
+        text.clear()
         self._calls.clear()
-        for pieces in self._said.values():
-            pieces.clear()
         return delta
 
     def _advance(self) -> bool:

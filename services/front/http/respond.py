@@ -78,10 +78,11 @@ class WholeAnswer(AnswerResponse):
         place = 0
         async with self._generation(receive) as generation:
             encoder = self._make_encoder(generation)
-            async for event in generation:
-                if isinstance(event, Queued):
-                    place = max(place, event.place)
-                encoder.encode(event)
+            async for events in generation:
+                for event in events:
+                    if isinstance(event, Queued):
+                        place = max(place, event.place)
+                    encoder.encode(event)
         headers = _headers(generation, place, b"application/json")
         body = json_bytes(encoder.whole)
         headers.append((b"content-length", str(len(body)).encode()))
@@ -107,32 +108,38 @@ class StreamedAnswer(AnswerResponse):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async with self._generation(receive) as generation:
-            events = aiter(generation)
-            first = await anext(events)
-            place = first.place if isinstance(first, Queued) else 0
+            batches = aiter(generation)
+            events = await anext(batches)
+            place = events[0].place if isinstance(events[0], Queued) else 0
             headers = _headers(generation, place, b"text/event-stream; charset=utf-8")
             headers.append((b"cache-control", b"no-cache"))
             out = _Outlet(send, scope)
             await out.send({"type": "http.response.start", "status": 200, "headers": headers})
             tending = asyncio.create_task(out.tend())
             try:
-                await self._stream(out, self._make_encoder(generation), first, events)
+                await self._stream(out, self._make_encoder(generation), events, batches)
             finally:
                 tending.cancel()
 
-    async def _stream(self, out: _Outlet, encoder: Encoder, first: Event, events: AsyncIterator[Event]) -> None:
+    async def _stream(
+        self, out: _Outlet, encoder: Encoder, events: list[Event], batches: AsyncIterator[list[Event]]
+    ) -> None:
         try:
-            await out.body(self._bytes(encoder, first))
-            async for event in events:
-                await out.body(self._bytes(encoder, event))
+            await out.body(self._bytes(encoder, events))
+            async for events in batches:
+                await out.body(self._bytes(encoder, events))
         except ServiceError as error:
             log.warning("a stream failed code=%s detail=%r", error.code.value, error.detail)
             await out.body(b"".join(map(self._frame, encoder.fail(error))))
         await out.body(self._closing, more=False)
 
-    def _bytes(self, encoder: Encoder, event: Event) -> bytes:
-        data = b"".join(map(self._frame, encoder.encode(event)))
-        return comment(f"queue place={event.place}") + data if isinstance(event, Queued) else data
+    def _bytes(self, encoder: Encoder, events: list[Event]) -> bytes:
+        data = []
+        for event in events:
+            if isinstance(event, Queued):
+                data.append(comment(f"queue place={event.place}"))
+            data += map(self._frame, encoder.encode(event))
+        return b"".join(data)
 
 
 class _Outlet:

@@ -22,8 +22,8 @@ A, B = TokenLogprob(b"a", -1.0), TokenLogprob(b"b", -2.0, ((b"b", -2.0),))
 def drain(buffer):
     async def all_of_them():
         events = []
-        while (event := await buffer.get()) is not None:
-            events.append(event)
+        while some := await buffer.take():
+            events += some
         return events
 
     return asyncio.run(all_of_them())
@@ -62,9 +62,9 @@ def test_an_error_comes_after_what_was_put_before_it():
         buffer = EventBuffer()
         buffer.put(TextDelta("a"))
         buffer.fail(ServiceError(ErrorCode.IO_ERROR, "gone"))
-        assert await buffer.get() == TextDelta("a")
+        assert await buffer.take() == [TextDelta("a")]
         with pytest.raises(ServiceError, match="gone"):
-            await buffer.get()
+            await buffer.take()
 
     asyncio.run(read())
 
@@ -78,15 +78,16 @@ def test_what_comes_after_the_end_is_dropped():
 def test_a_reader_waits_for_news():
     async def read():
         buffer = EventBuffer()
-        reader = asyncio.create_task(buffer.get())
+        reader = asyncio.create_task(buffer.take())
         await asyncio.sleep(0)
         assert not reader.done()
+        buffer.put(Started(3, 0))
         buffer.put(TextDelta("a"))
-        assert await reader == TextDelta("a")
-        reader = asyncio.create_task(buffer.get())
+        assert await reader == [Started(3, 0), TextDelta("a")]
+        reader = asyncio.create_task(buffer.take())
         await asyncio.sleep(0)
         buffer.close()
-        assert await reader is None
+        assert await reader == []
 
     asyncio.run(read())
 
@@ -98,7 +99,7 @@ def test_it_says_when_it_is_full_and_reading_empties_it():
         assert not buffer.is_full
         buffer.put(TextDelta("x", (B,)))
         assert buffer.is_full
-        await buffer.get()
+        await buffer.take()
         assert not buffer.is_full
 
     asyncio.run(read())

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterator
-from contextlib import aclosing, asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
@@ -29,7 +29,7 @@ from helpers.transport import (
 from shared.errors import ErrorCode, PeerLost, ServiceError
 from shared.protocol.messages import ExpertsFetched, PrefetchHint
 from shared.runtime.boot import Identity, make_identity
-from shared.transport.client import AsyncClient
+from shared.transport.client import AsyncClient, Take
 
 Run = Callable[[Coroutine[Any, Any, None]], None]
 
@@ -46,11 +46,6 @@ def _first_loop() -> None:
     uvloop.new_event_loop().close()
 
 
-async def read_to_its_end(stream: AsyncGenerator[object, None]) -> None:
-    async for _ in stream:
-        pass
-
-
 @asynccontextmanager
 async def connected(endpoint: str) -> AsyncIterator[AsyncClient]:
     client = AsyncClient(endpoint, make_identity("front"))
@@ -59,6 +54,23 @@ async def connected(endpoint: str) -> AsyncIterator[AsyncClient]:
         yield client
     finally:
         client.close()
+
+
+def into(got: list[object]) -> Take:
+    """Takes whatever comes."""
+
+    def take(reply: object) -> bool:
+        got.append(reply)
+        return True
+
+    return take
+
+
+async def collect(client: AsyncClient, count: int) -> list[object]:
+    """A stream's replies."""
+    got: list[object] = []
+    await client.stream(generate(count), into(got))
+    return got
 
 
 def test_calls_and_their_errors(run: Run, endpoint: str, service: Service) -> None:
@@ -90,11 +102,7 @@ def test_many_calls_at_once_and_one_after_another(run: Run, endpoint: str, servi
 def test_streams_overlap_and_end_with_their_final_reply(run: Run, endpoint: str, service: Service) -> None:
     async def scenario() -> None:
         async with connected(endpoint) as client:
-
-            async def collect(count: int) -> list[object]:
-                return [msg async for msg in client.stream(generate(count))]
-
-            for count, got in enumerate(await asyncio.gather(*map(collect, range(1, 20))), start=1):
+            for count, got in enumerate(await asyncio.gather(*(collect(client, n) for n in range(1, 20))), start=1):
                 assert got == [*map(tokens, range(count)), tokens(finish_reason="length")]
 
     run(scenario())
@@ -102,20 +110,60 @@ def test_streams_overlap_and_end_with_their_final_reply(run: Run, endpoint: str,
 
 def test_a_stream_that_fails_raises(run: Run, endpoint: str, service: Service) -> None:
     async def scenario() -> None:
-        async with connected(endpoint) as client, aclosing(client.stream(fetch(REFUSE))) as replies:
+        async with connected(endpoint) as client:
             with pytest.raises(ServiceError, match="the disk is on fire"):
-                await anext(replies)
+                await client.stream(fetch(REFUSE), into([]))
 
     run(scenario())
 
 
-def test_closing_a_stream_early_cancels_it(run: Run, endpoint: str, service: Service) -> None:
+def test_a_stream_of_which_enough_is_taken_ends_and_is_cancelled(run: Run, endpoint: str, service: Service) -> None:
     async def scenario() -> None:
         async with connected(endpoint) as client:
-            async with aclosing(client.stream(endless())) as replies:
-                assert await anext(replies) == tokens(0)
+            got: list[object] = []
+
+            def take(reply: object) -> bool:
+                got.append(reply)
+                return len(got) < 3
+
+            await client.stream(endless(), take)
+            assert got == [*map(tokens, range(3))]
             assert await asyncio.to_thread(service.seen[0].cancelled.wait, 5.0)
             assert await client.call(fetch(REPLY), 5.0) == ExpertsFetched()
+            assert len(got) == 3
+
+    run(scenario())
+
+
+def test_what_taking_a_reply_raises_ends_its_stream_alone(run: Run, endpoint: str, service: Service) -> None:
+    async def scenario() -> None:
+        async with connected(endpoint) as client:
+
+            def take(_: object) -> bool:
+                raise ZeroDivisionError("no such token")
+
+            failing, other = client.stream(endless(), take), collect(client, 50)
+            failed, got = await asyncio.gather(failing, other, return_exceptions=True)
+            assert isinstance(failed, ZeroDivisionError)
+            assert got == [*map(tokens, range(50)), tokens(finish_reason="length")]
+            assert await asyncio.to_thread(service.seen[0].cancelled.wait, 5.0)
+
+    run(scenario())
+
+
+def test_nothing_is_taken_after_the_task_was_cancelled(run: Run, endpoint: str, service: Service) -> None:
+    async def scenario() -> None:
+        async with connected(endpoint) as client:
+            got: list[object] = []
+            task = asyncio.create_task(client.stream(endless(), into(got)))
+            while not got:
+                await asyncio.sleep(0.001)
+            task.cancel()
+            count = len(got)
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            assert await asyncio.to_thread(service.seen[0].cancelled.wait, 5.0)
+            assert len(got) == count
 
     run(scenario())
 
@@ -151,8 +199,7 @@ def test_a_finished_request_is_not_cancelled(run: Run, endpoint: str, service: S
     async def scenario() -> None:
         async with connected(endpoint) as client:
             await client.call(fetch(REPLY), 5.0)
-            async for _ in client.stream(generate(3)):
-                pass
+            await collect(client, 3)
             await client.call(fetch(REPLY), 5.0)
         assert not any(request.cancelled.is_set() for request in service.seen)
 
@@ -194,14 +241,18 @@ def test_a_killed_service_is_noticed_within_100_ms(run: Run, endpoint: str) -> N
         with process(SERVER_CODE, endpoint, "first") as server:
             async with connected(endpoint) as client:
                 calls = [asyncio.create_task(client.call(fetch(HOLD), 60.0)) for _ in range(3)]
-                stream = client.stream(endless())
-                await anext(stream)
+                got: list[object] = []
+                stream = asyncio.create_task(client.stream(endless(), into(got)))
+                while not got:
+                    await asyncio.sleep(0)
+                assert not await client.is_lost_within(0.01)
                 server.kill()
                 killed = time.monotonic()
                 outcomes = await asyncio.gather(*calls, return_exceptions=True)
                 assert all(isinstance(outcome, PeerLost) for outcome in outcomes)
                 with pytest.raises(PeerLost, match="went away"):
-                    await read_to_its_end(stream)
+                    await stream
+                assert await client.is_lost_within(10.0)
                 assert time.monotonic() - killed < 0.1
                 assert not client.is_connected
                 with pytest.raises(PeerLost, match="went away"):

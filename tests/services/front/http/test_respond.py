@@ -33,14 +33,13 @@ class Worker:
         self.replies = asyncio.Queue()
         self.has_ended = asyncio.Event()
 
-    async def generate(self, request):
+    async def generate(self, request, take):
         try:
             while True:
                 reply = await self.replies.get()
                 if isinstance(reply, Exception):
                     raise reply
-                yield reply
-                if reply.finish_reason:
+                if not take(reply) or reply.finish_reason:
                     return
         finally:
             self.has_ended.set()
