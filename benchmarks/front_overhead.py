@@ -1,23 +1,33 @@
-"""What the front adds to the worker's own time: to the first token, and to each streamed token.
+"""What the front adds to the worker's own time: to the first token, to each token's arrival, and to a whole stream.
 
-`python -m benchmarks.front_overhead [--rounds R] [--tokens N]`. A worker in this process says a token every few
-milliseconds and notes when. The same request goes to it directly and through the front's HTTP, in turns; what counts
-is from sending the request to its beginning at the worker, from the worker's sending of a token to its arrival, and by
-how much the whole stream takes longer.
+`python -m benchmarks.front_overhead [--rounds R] [--tokens N]`. A worker says a token every few milliseconds. The same
+request goes to it directly, over the socket that the front uses, and through the front's HTTP, in turns. What counts is
+
+* the first token: from sending the request until its first token is there, but for the worker's pause before it;
+* each token: from the worker's having it until it is there;
+* the stream: from the first arrival to the last, for each token after the first.
+
+A token is there when the client has its text or its id. What is added is the median over all rounds of the difference
+between a round's two requests, so that a machine that is slow for a while is slow for both. Worker, front and client
+are processes of their own, as in a deployment: in one process the worker's threads and the client would wait for each
+other's turn at the interpreter.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import multiprocessing
 import os
 import re
 import socket
 import statistics
 import tempfile
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import psutil
@@ -33,49 +43,72 @@ from tests.helpers.services import running, write_config
 
 PACE_S = 0.01
 WORDS = 8
+WORKER_START_S = 60.0
 _PIECE = re.compile(rb'"content":"(a+)"')
-
-
-@dataclass(slots=True)
-class Pace:
-    """The worker's script: one token a `PACE_S`, and when the request began and each token was ready."""
-
-    token: int
-    begun: float = 0.0
-    ready: list[float] = field(default_factory=list)
-
-    def __call__(self, generate: Generate) -> Iterator[int]:
-        self.begun, self.ready = time.perf_counter(), []
-        for _ in range(generate.max_tokens):
-            time.sleep(PACE_S)
-            self.ready.append(time.perf_counter())
-            yield self.token
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """Seconds: until the worker began, from there until the first token arrived, and for each token to arrive."""
+    """One request, in seconds: what the first token took besides the pause, each token, and a token of the stream."""
 
-    to_worker: float
-    to_client: tuple[float, ...]
+    first: float
+    each: float
+    stretch: float
 
 
-def direct(client: BlockingClient, generate: Generate, pace: Pace) -> Sample:
+# -> the time of sending, and of every token's arrival
+Ask = Callable[[], tuple[float, list[float]]]
+
+
+def _work(config_path: Path, times: Connection) -> None:
+    """The worker's process: one token a `PACE_S`, and for every request when it began and when each token was ready."""
+    config = load_config(config_path)
+    token = Tokenizer.load(config.model.path).encode([("a", False)])[0]
+
+    def script(generate: Generate) -> Iterator[int]:
+        begun, ready = time.perf_counter(), []
+        for i in range(generate.max_tokens):
+            time.sleep(PACE_S)
+            ready.append(time.perf_counter())
+            if i + 1 == generate.max_tokens:
+                times.send((begun, ready))  # the script is not resumed after its last token
+            yield token
+
+    with fake_worker(config, script):
+        times.send(None)
+        times.recv()
+
+
+@contextmanager
+def worker(config_path: Path) -> Iterator[Connection]:
+    """A worker in a process of its own, and the times of its requests. Its clock (perf_counter) is ours."""
+    ours, its = multiprocessing.Pipe()
+    process = multiprocessing.get_context("spawn").Process(target=_work, args=(config_path, its))
+    process.start()
+    try:
+        assert ours.poll(WORKER_START_S), "the worker does not start"
+        ours.recv()
+        yield ours
+    finally:
+        ours.send(None)
+        process.join()
+
+
+def directly(client: BlockingClient, generate: Generate) -> tuple[float, list[float]]:
     started = time.perf_counter()
-    request_id = client.start(generate)
+    client.start(generate)
     arrived: list[float] = []
     while True:
         event = client.poll(10.0)
         assert event is not None
-        assert event[0] == request_id
         assert isinstance(event[1], TokensGenerated), event
         if event[1].token_ids:
             arrived.append(time.perf_counter())
         if event[1].finish_reason:
-            return _sample(started, arrived, pace)
+            return started, arrived
 
 
-def through_front(connection: socket.socket, body: bytes, pace: Pace) -> Sample:
+def through_front(connection: socket.socket, body: bytes) -> tuple[float, list[float]]:
     """One connection for all requests, and each sent in one piece, as a proxy would."""
     head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(body)}\r\n\r\n"
     started = time.perf_counter()
@@ -84,15 +117,19 @@ def through_front(connection: socket.socket, body: bytes, pace: Pace) -> Sample:
     received = b""
     while not received.endswith(b"0\r\n\r\n"):
         received = connection.recv(65536)
+        assert received, "the front hung up"
         if pieces := _PIECE.findall(received):  # pieces that wait for their reader join
             arrived += [time.perf_counter()] * sum(map(len, pieces))
-    return _sample(started, arrived, pace)
+    return started, arrived
 
 
-def _sample(started: float, arrived: list[float], pace: Pace) -> Sample:
-    assert len(arrived) == len(pace.ready), f"{len(arrived)} letters for {len(pace.ready)} tokens"
-    delays = tuple(there - here for there, here in zip(arrived, pace.ready, strict=True))
-    return Sample(pace.begun - started, delays)
+def sample(ask: Ask, times: Connection) -> Sample:
+    started, arrived = ask()
+    begun, ready = times.recv()
+    assert len(arrived) == len(ready), f"{len(arrived)} letters for {len(ready)} tokens"
+    delays = [there - here for there, here in zip(arrived, ready, strict=True)]
+    stretch = (delays[-1] - delays[0]) / (len(delays) - 1)
+    return Sample(begun - started + delays[0], statistics.median(delays), stretch)
 
 
 def main() -> None:
@@ -103,54 +140,42 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as directory:
         folder = Path(directory)
         path = write_config(folder / "c.toml", make_checkpoint(folder / "model"), front={"http_port": 0})
-        config = load_config(path)
-        pace = Pace(Tokenizer.load(config.model.path).encode([("a", False)])[0])
-        with fake_worker(config, pace), running(path, "front") as stack:
+        with worker(path) as times, running(path, "front") as stack:
             process = psutil.Process(stack.processes["front"].pid)
-            figures = measure(config, pace, process, args.rounds, args.tokens)
+            figures = measure(load_config(path), times, process, args.rounds, args.tokens)
     show("The front's share", {key: f"{value:.3f}" for key, value in figures.items()})
     save("front_overhead", figures)
 
 
-def measure(config: Config, pace: Pace, process: psutil.Process, rounds: int, tokens: int) -> dict[str, float]:
-    """Medians over all rounds, in milliseconds."""
+def measure(config: Config, times: Connection, process: psutil.Process, rounds: int, tokens: int) -> dict[str, float]:
+    """Medians over the rounds, in milliseconds."""
     host, port = (config.run_dir / "front.http").read_text().strip().removeprefix("http://").split(":")
     messages = [{"role": "user", "content": "word " * WORDS}]
     body = json.dumps({"messages": messages, "stream": True, "max_tokens": tokens, "temperature": 0}).encode()
+    generate = Generate(tuple(range(2, 30)), tokens, temperature=0.0)
     client = BlockingClient(config.endpoint("worker"), make_identity("benchmark"))
     client.connect(10.0)
     connection = socket.create_connection((host, int(port)))
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    through_front(connection, body, pace)  # the first answer of a process is slower
-    alone, front, cpu_s = [], [], 0.0
+    sample(lambda: through_front(connection, body), times)  # the first answer of a process is slower
+    direct, front, cpu_s = [], [], 0.0
     for _ in range(rounds):
-        alone.append(direct(client, Generate(tuple(range(2, 30)), tokens, temperature=0.0), pace))
+        direct.append(sample(lambda: directly(client, generate), times))
         before = sum(process.cpu_times()[:2])
-        front.append(through_front(connection, body, pace))
+        front.append(sample(lambda: through_front(connection, body), times))
         cpu_s += sum(process.cpu_times()[:2]) - before
     client.close()
     connection.close()
-    first = [_median([s.to_worker + s.to_client[0] for s in samples]) for samples in (alone, front)]
-    each = [_median([delay for s in samples for delay in s.to_client]) for samples in (alone, front)]
-    return {
-        "load_average": os.getloadavg()[0],
-        "first_token_direct_ms": first[0],
-        "first_token_front_ms": first[1],
-        "first_token_added_ms": first[1] - first[0],
-        "token_direct_ms": each[0],
-        "token_front_ms": each[1],
-        "token_added_ms": each[1] - each[0],
-        "stream_longer_per_token_ms": _median([_stretch(s) for s in front]) - _median([_stretch(s) for s in alone]),
-        "front_cpu_per_token_ms": 1000 * cpu_s / (rounds * tokens),
-    }
+    figures = {"load_average": os.getloadavg()[0]}
+    for name, key in {"first_token": "first", "token": "each", "stream_per_token": "stretch"}.items():
+        pairs = [(getattr(d, key), getattr(f, key)) for d, f in zip(direct, front, strict=True)]
+        figures[f"{name}_direct_ms"] = _median(d for d, _ in pairs)
+        figures[f"{name}_front_ms"] = _median(f for _, f in pairs)
+        figures[f"{name}_added_ms"] = _median(f - d for d, f in pairs)
+    return figures | {"front_cpu_per_token_ms": 1000 * cpu_s / (rounds * tokens)}
 
 
-def _stretch(sample: Sample) -> float:
-    """By how much a stream takes longer to arrive than to be made, a token."""
-    return (sample.to_client[-1] - sample.to_client[0]) / (len(sample.to_client) - 1)
-
-
-def _median(seconds: list[float]) -> float:
+def _median(seconds: Iterator[float]) -> float:
     return 1000 * statistics.median(seconds)
 
 
