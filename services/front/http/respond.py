@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Protocol
 
@@ -35,8 +35,8 @@ ID_HEADER = "x-request-id"
 class Encoder(Protocol):
     """One answer in a dialect's words. It gets every event, then `whole` is the complete answer."""
 
-    def encode(self, event: Event) -> list[Payload]:
-        """What the stream says for this event."""
+    def encode(self, event: Event) -> Sequence[Payload | bytes]:
+        """What the stream says for this event; bytes are frames already."""
 
     def fail(self, error: ServiceError) -> list[Payload]:
         """What the stream says when its answer fails midway."""
@@ -138,7 +138,7 @@ class StreamedAnswer(AnswerResponse):
         for event in events:
             if isinstance(event, Queued):
                 data.append(comment(f"queue place={event.place}"))
-            data += map(self._frame, encoder.encode(event))
+            data += [said if isinstance(said, bytes) else self._frame(said) for said in encoder.encode(event)]
         return b"".join(data)
 
 

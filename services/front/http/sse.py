@@ -9,6 +9,8 @@ from typing import Any
 Payload = dict[str, Any]
 _JSON = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
 Frame = Callable[[Payload], bytes]
+# Takes the place of a text that is not known yet; nothing else in an event looks like it.
+_BLANK = "\0blank\0"
 
 
 def json_bytes(value: Any) -> bytes:
@@ -24,6 +26,17 @@ def data_frame(payload: Payload) -> bytes:
 def named_frame(payload: Payload) -> bytes:
     """An event that has its payload's `type` for its name."""
     return b"event: " + str(payload["type"]).encode() + b"\ndata: " + json_bytes(payload) + b"\n\n"
+
+
+class TextFrame:
+    """The frame of an event that comes again and again with another text: all but the text is written once."""
+
+    def __init__(self, frame: Frame, payload: Callable[[str], Payload]) -> None:
+        """`payload` makes the event for a text, which stands in it once."""
+        self._before, self._after = frame(payload(_BLANK)).split(json_bytes(_BLANK))
+
+    def __call__(self, text: str) -> bytes:
+        return self._before + json_bytes(text) + self._after
 
 
 def comment(text: str) -> bytes:

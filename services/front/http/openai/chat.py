@@ -7,6 +7,7 @@ Format: developers.openai.com/api/reference/resources/chat (chat.completion and 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from services.front.generation import (
@@ -23,6 +24,7 @@ from services.front.generation import (
 from services.front.http.errors import problem_of
 from services.front.http.openai.errors import error_body
 from services.front.http.parts import format_body, token_body
+from services.front.http.sse import Payload, TextFrame, data_frame
 from shared.errors import ServiceError
 
 
@@ -34,6 +36,8 @@ class ChatEncoder:
         self._head = {"id": answer_id, "created": created, "model": model}
         self._with_usage = with_usage
         self._with_logprobs = with_logprobs
+        self._text_frame = TextFrame(data_frame, lambda text: self._chunk({"content": text}, logprobs=[]))
+        self._reasoning_frame = TextFrame(data_frame, lambda text: self._chunk({"reasoning_content": text}))
         self._text: list[str] = []
         self._reasoning: list[str] = []
         self._call: dict[str, Any] = {}
@@ -41,12 +45,15 @@ class ChatEncoder:
         self._logprobs: list[dict[str, Any]] = []
         self._finished: Finished | None = None
 
-    def encode(self, event: Event) -> list[dict[str, Any]]:
+    def encode(self, event: Event) -> Sequence[Payload | bytes]:
         match event:
             case Queued():
                 return []
             case Started():
                 return [self._chunk({"role": "assistant", "content": ""})]
+            case TextDelta(text, ()):
+                self._text.append(text)
+                return [self._text_frame(text)]
             case TextDelta(text, logprobs):
                 self._text.append(text)
                 tokens = [token_body(token) for token in logprobs]
@@ -54,7 +61,7 @@ class ChatEncoder:
                 return [self._chunk({"content": text}, logprobs=tokens)]
             case ReasoningDelta(text):
                 self._reasoning.append(text)
-                return [self._chunk({"reasoning_content": text})]
+                return [self._reasoning_frame(text)]
             case ToolCallDelta():
                 return [self._chunk({"tool_calls": [self._call_delta(event)]})]
             case ToolCallDone(_, arguments):

@@ -5,12 +5,14 @@ Format: developers.openai.com/api/reference/resources/completions (text_completi
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from services.front.generation import Event, Finished, TextDelta, TokenLogprob
 from services.front.http.errors import problem_of
 from services.front.http.openai.chat import usage_body
 from services.front.http.openai.errors import error_body
+from services.front.http.sse import Payload, TextFrame, data_frame
 from shared.errors import ServiceError
 
 
@@ -22,16 +24,20 @@ class CompletionEncoder:
         self._head = {"id": answer_id, "object": "text_completion", "created": created, "model": model}
         self._with_usage = with_usage
         self._with_logprobs = with_logprobs
+        self._text_frame = TextFrame(data_frame, self._text_chunk)
         self._text: list[str] = []
         self._length = 0
         self._logprobs = _no_logprobs()
         self._finished: Finished | None = None
 
-    def encode(self, event: Event) -> list[dict[str, Any]]:
+    def encode(self, event: Event) -> Sequence[Payload | bytes]:
         match event:
+            case TextDelta(text) if not self._with_logprobs:
+                self._text.append(text)
+                return [self._text_frame(text)]
             case TextDelta(text, tokens):
-                logprobs = self._add(text, tokens)
-                return [self._chunk({"text": text, "logprobs": logprobs, "finish_reason": None})]
+                self._text.append(text)
+                return [self._text_chunk(text, self._add(tokens))]
             case Finished(reason):
                 self._finished = event
                 chunks = [self._chunk({"text": "", "logprobs": None, "finish_reason": reason})]
@@ -54,15 +60,15 @@ class CompletionEncoder:
         }
         return self._head | {"choices": [choice], "usage": usage_body(self._finished.usage)}
 
+    def _text_chunk(self, text: str, logprobs: dict[str, Any] | None = None) -> dict[str, Any]:
+        return self._chunk({"text": text, "logprobs": logprobs, "finish_reason": None})
+
     def _chunk(self, choice: dict[str, Any]) -> dict[str, Any]:
         chunk = self._head | {"choices": [{"index": 0} | choice]}
         return chunk | {"usage": None} if self._with_usage else chunk
 
-    def _add(self, text: str, tokens: tuple[TokenLogprob, ...]) -> dict[str, Any] | None:
+    def _add(self, tokens: tuple[TokenLogprob, ...]) -> dict[str, Any]:
         """The log-probabilities of a piece; `text_offset` counts letters from the beginning of the answer."""
-        self._text.append(text)
-        if not self._with_logprobs:
-            return None
         new = _no_logprobs()
         for token in tokens:
             name = _name(token.data)

@@ -3,12 +3,14 @@
 import json
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from starlette.exceptions import HTTPException
 
 from services.front.chat.messages import ChatError
 from services.front.http.errors import HttpError, Problem, problem_of
 from services.front.http.openai.errors import error_body
-from services.front.http.sse import comment, data_frame, json_bytes, named_frame
+from services.front.http.sse import TextFrame, comment, data_frame, json_bytes, named_frame
 from shared.errors import ErrorCode, ServiceError
 
 
@@ -75,3 +77,12 @@ def test_frames():
     assert data_frame(payload).decode() == f"data: {text}\n\n"
     assert named_frame(payload).decode() == f"event: x\ndata: {text}\n\n"
     assert comment("x") == b": x\n\n"
+
+
+@given(st.text(st.characters(exclude_categories=())))
+def test_a_frame_with_another_text_is_what_its_payload_would_be(text):
+    def payload(text):
+        return {"type": "x", "delta": {"text": text, "end": None}, "model": 'a "name"'}
+
+    for frame in (data_frame, named_frame):
+        assert TextFrame(frame, payload)(text) == frame(payload(text))

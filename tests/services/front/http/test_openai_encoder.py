@@ -1,5 +1,7 @@
 """Events in the words of chat and text completions."""
 
+import json
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -48,7 +50,12 @@ def completion_encoder(with_usage=False, with_logprobs=False):
 
 
 def encode(encoder, *events):
-    return [chunk for event in events for chunk in encoder.encode(event)]
+    return [payload_of(said) for event in events for said in encoder.encode(event)]
+
+
+def payload_of(said):
+    """What a frame holds, where the encoder has made one."""
+    return json.loads(said.removeprefix(b"data: ")) if isinstance(said, bytes) else said
 
 
 def test_a_whole_chat_completion():
