@@ -249,7 +249,6 @@ __device__ __forceinline__ void experts_up(const float* y, int stride, const uin
     constexpr int KW = W / WARPS;
     __shared__ Quantised<KW, S, uint8_t> inputs[WARPS];
     const int first = blockIdx.x * 16, k = warp * KW;
-    prefetch_rows<16, W>(shared_w2 + int64_t(first) * W, W);
     fp8_rows<KW, S, unroll(KW / kActBlock, 2)>(shared_w2 + int64_t(first) * W + k, W,
                                               shared_scale + first / ROWS_PER_SCALE * (W / kActBlock) + k / kActBlock,
                                               inputs[warp].codes[0], KW, inputs[warp].scales[0], KW / kActBlock, acc, [&] {
@@ -302,20 +301,19 @@ __device__ __forceinline__ void experts_down(const void* hidden, const uint8_t* 
   __shared__ Partials<S, WARPS> partials[TILES];
   __shared__ Quantised<KW, S, uint16_t> inputs[WARPS];
   const int warp = threadIdx.x >> 5, k = warp * KW, first = blockIdx.x * 16 * TILES;
-  // The router's own kernel ended before this one started, so weights of experts that were there can come at once.
-  const int position = routing->position_of[blockIdx.y];
+  // The router's own kernel ended before this one started, so weights of experts that were there can come at once. Not by
+  // way of L1, in which another layer's decisions may still be.
+  const int position = __ldcg(&routing->position_of[blockIdx.y]);
   if (position < 0) return;
-  const volatile int& place = routing->slot_of[blockIdx.y];
-  int slot = place;
+  int slot = __ldcg(&routing->slot_of[blockIdx.y]);
   if (!__all_sync(0xFFFFFFFFu, slot >= 0)) {
     await_previous();
-    slot = place;
+    slot = __ldcg(&routing->slot_of[blockIdx.y]);
   }
   if (slot < 0) return;
   const uint8_t* record = pool + slot * slot_bytes;
   const Tiles weights{record + w2 + int64_t(first) * (W / 2) + k / 2, W / 2, 16 * (W / 2)};
   const Tiles weight_scales{record + w2_scale + first * (W / 32) + k / 32, W / 32, 16 * (W / 32)};
-  prefetch_rows<16 * TILES, W / 2>(weights.first - k / 2, W / 2);
   float acc[TILES][2 * ((S + 1) / 2)] = {};
   fp4_rows<KW, S, TILES, unroll(KW / kActBlock, AHEAD)>(
       weights, weight_scales, inputs[warp].codes[0], KW, inputs[warp].scales[0], KW / kActBlock, acc, [&] {

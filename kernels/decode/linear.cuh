@@ -58,8 +58,13 @@ __device__ __forceinline__ void quantise_block(float4 v, Code* codes, float* sca
     for (int i = 0; i < 4; ++i) word |= quantiser.code(x[i]) << (8 * i);
     *reinterpret_cast<uint32_t*>(codes + first) = word;
   } else {
-#pragma unroll
-    for (int i = 0; i < 4; ++i) codes[fp4_place(first + i)] = quantiser.half(x[i]);
+    // The neighbour's four complete a group of eight, whose words each take a value of either.
+    const bool is_odd = threadIdx.x & 1;
+    const uint32_t low = quantiser.half(x[0]) | quantiser.half(x[1]) << 16;
+    const uint32_t high = quantiser.half(x[2]) | quantiser.half(x[3]) << 16;
+    const uint32_t other = __shfl_xor_sync(0xFFFFFFFFu, is_odd ? low : high, 1);
+    const uint32_t a = is_odd ? other : low, b = is_odd ? high : other;
+    *reinterpret_cast<uint2*>(codes + first) = make_uint2(__byte_perm(a, b, 0x5410), __byte_perm(a, b, 0x7632));
   }
   if (first == 0) *scale = quantiser.scale;
 }
@@ -109,12 +114,10 @@ __device__ __forceinline__ void fused_linear(const uint8_t* w8, const uint8_t* s
   const bool is_fp8 = row < N8;
   float acc[4] = {0, 0, 0, 0};
   if (is_fp8) {
-    prefetch_rows<16, K>(w8 + int64_t(row) * K, K);
     fp8_rows<KW, S, unroll(KW / kActBlock, 2)>(
         w8 + int64_t(row) * K + k, K, scale + row / ROWS_PER_SCALE * (K / kActBlock) + k / kActBlock, codes + k, K,
         scales + k / kActBlock, K / kActBlock, acc, await_previous);
   } else {
-    prefetch_rows<16, 2 * K>(static_cast<const uint16_t*>(w16) + int64_t(row - N8) * K, 2 * K);
     bf16_rows<KW, S, unroll(KW / 32, 4)>(static_cast<const uint16_t*>(w16) + int64_t(row - N8) * K + k, K,
                                         static_cast<const uint16_t*>(x) + k, K, acc, await_previous);
   }
@@ -132,7 +135,6 @@ __device__ __forceinline__ void grouped_linear(const uint8_t* w, const uint8_t* 
   constexpr int KW = K / WARPS, STRIDE = N / ROWS * K;
   __shared__ Partials<S, WARPS> partials;
   const int warp = threadIdx.x >> 5, row = blockIdx.x * 16, k = warp * KW;
-  prefetch_rows<16, K>(w + int64_t(row) * K, K);
   float acc[4] = {0, 0, 0, 0};
   fp8_rows_bf16<KW, S, unroll(KW / kActBlock, 2)>(
       w + int64_t(row) * K + k, K, scale + row / ROWS_PER_SCALE * (K / kActBlock) + k / kActBlock,
@@ -152,7 +154,6 @@ __device__ __forceinline__ void quantised_linear(const uint8_t* w, const uint8_t
   __shared__ Quantised<KW, S, uint8_t> inputs[WARPS];
   const int warp = threadIdx.x >> 5, row = blockIdx.x * 16, k = warp * KW;
   const __nv_bfloat16* from = static_cast<const __nv_bfloat16*>(x) + k;
-  prefetch_rows<16, K>(w + int64_t(row) * K, K);
   float acc[4] = {0, 0, 0, 0};
   fp8_rows<KW, S, unroll(KW / kActBlock, 2)>(w + int64_t(row) * K + k, K,
                                             scale + row / ROWS_PER_SCALE * (K / kActBlock) + k / kActBlock,

@@ -19,15 +19,6 @@ __device__ __forceinline__ uint4 stream16(const void* p) {
   return v;
 }
 
-// Has rows of BYTES each fetched into L2, a thread a row, which costs no register: what a kernel can do about its weights while
-// it waits for the kernel before.
-template <int ROWS, int BYTES>
-__device__ __forceinline__ void prefetch_rows(const void* first, int64_t stride) {
-  for (int row = threadIdx.x; row < ROWS; row += blockDim.x) {
-    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(static_cast<const char*>(first) + row * stride), "n"(BYTES));
-  }
-}
-
 __device__ __forceinline__ uint4 load16(const void* p) { return *reinterpret_cast<const uint4*>(p); }
 
 __device__ __forceinline__ void mma_e4m3(float (&c)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0,
