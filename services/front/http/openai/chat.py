@@ -36,6 +36,8 @@ class ChatEncoder:
         self._head = {"id": answer_id, "created": created, "model": model}
         self._with_usage = with_usage
         self._with_logprobs = with_logprobs
+        # Made while the request waits for the worker, so that no token waits for them.
+        self._start_frame = data_frame(self._chunk({"role": "assistant", "content": ""}))
         self._text_frame = TextFrame(data_frame, lambda text: self._chunk({"content": text}, logprobs=[]))
         self._reasoning_frame = TextFrame(data_frame, lambda text: self._chunk({"reasoning_content": text}))
         self._text: list[str] = []
@@ -50,7 +52,7 @@ class ChatEncoder:
             case Queued():
                 return []
             case Started():
-                return [self._chunk({"role": "assistant", "content": ""})]
+                return [self._start_frame]
             case TextDelta(text, ()):
                 self._text.append(text)
                 return [self._text_frame(text)]
