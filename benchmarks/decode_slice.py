@@ -19,7 +19,7 @@ from services.worker.engine import Engine, Job
 from services.worker.experts import ExpertCounters, SharedExperts
 from services.worker.model import Model
 from services.worker.sampler import SamplingParams
-from services.worker.warm_up import compile_ahead
+from services.worker.warm_up import compile_ahead, warm_up_engine
 from shared.checkpoint.config import ModelConfig
 from shared.checkpoint.index import TensorIndex
 from shared.checkpoint.records import ExpertRecords
@@ -104,8 +104,8 @@ def decoding(checkpoint: Path, cached: float, device: str = "cuda") -> Iterator[
     records = ExpertRecords(index, config)
     slots = round(cached * config.num_hidden_layers * config.n_routed_experts)
     engine = Engine(Model.load(index, config, CONTEXT, device=torch.device(device)), CONTEXT, prefill_chunk=512)
-    if engine.decoder is not None:
-        compile_ahead(engine.decoder.warm_up, lambda progress: None)
+    if device != "cpu":
+        compile_ahead(lambda: warm_up_engine(engine), lambda progress: None)
     with tempfile.TemporaryDirectory() as name:
         path = write_config(
             Path(name) / "icebox.toml",

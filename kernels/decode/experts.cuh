@@ -303,12 +303,13 @@ __device__ __forceinline__ void experts_down(const void* hidden, const uint8_t* 
   const int warp = threadIdx.x >> 5, k = warp * KW, first = blockIdx.x * 16 * TILES;
   // The router's own kernel ended before this one started, so weights of experts that were there can come at once. Not by
   // way of L1, in which another layer's decisions may still be.
-  const int position = __ldcg(&routing->position_of[blockIdx.y]);
+  const volatile int* slot_of = routing->slot_of;
+  const int position = static_cast<const volatile int*>(routing->position_of)[blockIdx.y];
   if (position < 0) return;
-  int slot = __ldcg(&routing->slot_of[blockIdx.y]);
+  int slot = slot_of[blockIdx.y];
   if (!__all_sync(0xFFFFFFFFu, slot >= 0)) {
     await_previous();
-    slot = __ldcg(&routing->slot_of[blockIdx.y]);
+    slot = slot_of[blockIdx.y];
   }
   if (slot < 0) return;
   const uint8_t* record = pool + slot * slot_bytes;

@@ -58,13 +58,8 @@ __device__ __forceinline__ void quantise_block(float4 v, Code* codes, float* sca
     for (int i = 0; i < 4; ++i) word |= quantiser.code(x[i]) << (8 * i);
     *reinterpret_cast<uint32_t*>(codes + first) = word;
   } else {
-    // The neighbour's four complete a group of eight, whose words each take a value of either.
-    const bool is_odd = threadIdx.x & 1;
-    const uint32_t low = quantiser.half(x[0]) | quantiser.half(x[1]) << 16;
-    const uint32_t high = quantiser.half(x[2]) | quantiser.half(x[3]) << 16;
-    const uint32_t other = __shfl_xor_sync(0xFFFFFFFFu, is_odd ? low : high, 1);
-    const uint32_t a = is_odd ? other : low, b = is_odd ? high : other;
-    *reinterpret_cast<uint2*>(codes + first) = make_uint2(__byte_perm(a, b, 0x5410), __byte_perm(a, b, 0x7632));
+#pragma unroll
+    for (int i = 0; i < 4; ++i) codes[fp4_place(first + i)] = quantiser.half(x[i]);
   }
   if (first == 0) *scale = quantiser.scale;
 }

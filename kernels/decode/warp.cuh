@@ -15,7 +15,7 @@ constexpr int kActBlock = 128;  // activations share a scale over so many inputs
 
 __device__ __forceinline__ uint4 stream16(const void* p) {
   uint4 v;  // weights pass once: not worth a line of L1; volatile, so that loads stay ahead of what is done meanwhile
-  asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(p));
+  asm volatile("ld.global.nc.L1::no_allocate.L2::128B.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(p));
   return v;
 }
 

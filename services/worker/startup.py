@@ -10,7 +10,7 @@ from services.worker.engine import Engine
 from services.worker.model import Model
 from services.worker.service import WorkerService
 from services.worker.sessions import SessionDisk, SessionStore, session_root
-from services.worker.warm_up import compile_ahead, warm_up
+from services.worker.warm_up import compile_ahead, warm_up_engine
 from shared.checkpoint.config import ModelConfig
 from shared.checkpoint.index import TensorIndex
 from shared.config import Config, WorkerConfig, gpu_ordinal
@@ -34,14 +34,8 @@ def start(context: ServiceContext) -> None:
         model = Model.load(index, model_config, max_context, device=device, progress=context.progress)
         engine = Engine(model, max_context, worker.prefill_chunk, worker.min_segment, sessions, config.prefetch)
         if device.type == "cuda":
-            compile_ahead(lambda: _warm_up(engine), context.progress)
+            compile_ahead(lambda: warm_up_engine(engine), context.progress)
         _serve(context, WorkerService(context, engine, index.fingerprint))
-
-
-def _warm_up(engine: Engine) -> None:
-    warm_up(engine.model, engine.state)
-    if engine.decoder is not None:
-        engine.decoder.warm_up()
 
 
 def _serve(context: ServiceContext, service: WorkerService) -> None:

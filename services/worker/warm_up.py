@@ -12,6 +12,7 @@ from pathlib import Path
 
 import torch
 
+from services.worker.engine import Engine
 from services.worker.model import Model, SequenceState
 from shared.checkpoint.records import RecordLayout
 from shared.planning.machine import available_memory, read_meminfo
@@ -38,6 +39,13 @@ def compile_ahead(run: Callable[[], None], progress: Callable[[str], None]) -> N
 def _num_compilers() -> int:
     meminfo = read_meminfo(Path("/proc/meminfo").read_text(encoding="ascii"))
     return max(1, min(len(os.sched_getaffinity(0)), available_memory(meminfo) // COMPILER_BYTES))
+
+
+def warm_up_engine(engine: Engine) -> None:
+    """Everything that a request may need of the GPU."""
+    warm_up(engine.model, engine.state)
+    if engine.decoder is not None:
+        engine.decoder.warm_up()
 
 
 def warm_up(model: Model, state: SequenceState) -> None:
