@@ -10,6 +10,10 @@ from shared.memory.control_block import NO_SLOT, ControlBlock
 from shared.memory.slab import create_slab
 from shared.protocol.messages import PoolOpened
 
+# Slots kept free for what is read ahead: two layers' hints on the published model, and little of a small pool.
+LARGEST_RESERVE = 16
+RESERVE_SHARE = 16
+
 
 def slots_for(cache_bytes: int, config: ModelConfig) -> int:
     """How many slots a budget gives, at most one for each expert.
@@ -29,12 +33,19 @@ def slots_for(cache_bytes: int, config: ModelConfig) -> int:
     return num_slots
 
 
+def reserve_for(num_slots: int, config: ModelConfig) -> int:
+    """How many slots to keep free. None where all experts of the backbone fit, or it would never be at rest."""
+    outside = max(0, config.num_hidden_layers * config.n_routed_experts - num_slots)
+    return min(LARGEST_RESERVE, num_slots // RESERVE_SHARE, outside)
+
+
 class Pool:
     """`num_slots` slots of `slot_bytes`, one behind the other in `slab`; and the table that says what is where."""
 
     def __init__(self, num_slots: int, config: ModelConfig, device: str) -> None:
         self.device = device
         self.num_slots = num_slots
+        self.reserve = reserve_for(num_slots, config)
         self.layers = config.num_moe_layers
         self.experts = config.n_routed_experts
         self.slot_bytes = RecordLayout.of(config).slot_bytes

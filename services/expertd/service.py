@@ -43,9 +43,6 @@ SLOT_POLL_S = 0.0005
 USES_POLL_S = 0.02
 HEAT_SAVE_S = 30.0
 PROGRESS_S = 0.05
-# Slots kept free for what is read ahead: two layers' hints on the published model, and little of a small pool.
-LARGEST_RESERVE = 16
-RESERVE_SHARE = 16
 # Threads beyond the reads in flight, so that the drive stays busy while records are copied into their slots.
 COPYING = 2
 
@@ -66,9 +63,8 @@ class ExpertService:
         self._policy_name = config.cache.policy
         self._cache = ExpertCache(pool.num_slots * pool.slot_bytes, POLICIES[config.cache.policy]())
         self._slots = Slots(pool.num_slots)
-        self._reserve = min(LARGEST_RESERVE, pool.num_slots // RESERVE_SHARE)
         self._scheduler: Scheduler[Request] = Scheduler(
-            self._cache, self._slots, pool, pool.slot_bytes, self._reserve, self._look
+            self._cache, self._slots, pool, pool.slot_bytes, pool.reserve, self._look
         )
         self._lock = threading.Lock()
         self._work = threading.Condition(self._lock)
@@ -235,7 +231,7 @@ class ExpertService:
         if self._heat_path is None:
             return
         uses = load_heat(self._heat_path, self._fingerprint, self._pool.layers, self._pool.experts)
-        hottest = sorted(uses, key=lambda key: -uses[key])[: self._pool.num_slots - self._reserve]
+        hottest = sorted(uses, key=lambda key: -uses[key])[: self._pool.num_slots - self._pool.reserve]
         with self._lock:
             for key in sorted(hottest, key=self._place_on_disk):
                 # Old heat fades: it must not outweigh what is used now.

@@ -6,7 +6,7 @@ from helpers.services import ROOT
 
 from services.expertd.landing import make_landing
 from services.expertd.policy import Key
-from services.expertd.pool import Pool, slots_for
+from services.expertd.pool import Pool, reserve_for, slots_for
 from shared.checkpoint.config import ModelConfig
 from shared.checkpoint.records import RecordLayout
 from shared.errors import CapacityError
@@ -30,6 +30,12 @@ def test_a_budget_gives_whole_slots_and_at_most_one_for_each_expert(cache_bytes,
 def test_too_small_a_budget_is_refused_with_the_one_that_would_do(cache_bytes):
     with pytest.raises(CapacityError, match=f"set cache.bytes to at least {8 * SLOT_BYTES:,}"):
         slots_for(cache_bytes, MODEL)
+
+
+@pytest.mark.parametrize(("slots", "reserve"), [(8, 0), (32, 2), (95, 1), (96, 0), (ALL, 0)])
+def test_a_reserve_is_kept_only_while_experts_of_the_backbone_are_left_outside(slots, reserve):
+    assert MODEL.num_hidden_layers * MODEL.n_routed_experts == 96
+    assert reserve_for(slots, MODEL) == reserve
 
 
 @pytest.fixture

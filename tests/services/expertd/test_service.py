@@ -301,6 +301,18 @@ def test_uses_that_cost_no_message_decide_what_stays(tmp_path):
             worker.check(0, expert)
 
 
+def test_a_pool_for_the_whole_backbone_comes_to_rest_with_everything_in_it(tmp_path):
+    with expertd(tmp_path, cache={"bytes": 6 * 16 * SLOT_BYTES}) as stack:
+        worker = Worker(stack)
+        worker.open()
+        for layer in range(6):
+            for first in range(0, 16, 4):
+                worker.fetch(layer, *range(first, first + 4))
+        for layer in range(6):
+            for expert in range(16):
+                worker.check(layer, expert)
+
+
 def test_closing_the_pool_ends_what_the_worker_still_waits_for(tmp_path):
     """Every look-up asked for gets its one answer, whether it was read in time or not."""
     with expertd(tmp_path, cache={"bytes": 8 * SLOT_BYTES}, reader={"threads": 1}) as stack:
