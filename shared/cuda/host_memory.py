@@ -10,6 +10,7 @@ import numpy.typing as npt
 from shared.cuda.device import Device
 from shared.cuda.driver import api, call, release
 from shared.errors import CapacityError, DeviceError
+from shared.memory.io_buffer import io_buffer
 
 
 class Registration:
@@ -47,7 +48,7 @@ class PinnedBuffer:
     def __init__(self, device: Device, nbytes: int) -> None:
         """Raises CapacityError if it cannot be had."""
         try:
-            self._memory = mmap.mmap(-1, nbytes)
+            self._memory = io_buffer(nbytes)
         except OSError as error:
             raise CapacityError(f"cannot allocate {nbytes:,} bytes of host memory ({error.strerror})") from error
         self.view: npt.NDArray[np.uint8] = np.frombuffer(self._memory, np.uint8)
