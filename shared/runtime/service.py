@@ -40,6 +40,8 @@ Main = Callable[[ServiceContext], None]
 SHUTDOWN_S = 3.0
 # Of these, what the service's threads do not get: time to close the control socket and to say what hangs.
 LAST_WORDS_S = 0.4
+# Bytes in the pipe that wakes the main thread, read at once; how many there are says nothing.
+_WAKES = 4096
 
 
 def run_service(name: str, config: Config, main: Main) -> int:
@@ -77,7 +79,9 @@ class _Supervisor:
         self._crashed_thread: str | None = None
         self._deadline: float | None = None
         self._signals: list[int] = []
-        self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        # A pipe, so that Python itself can write to it: the kernel may let any thread take a signal, and then nothing
+        # else would end the main thread's waiting.
+        self._wake, self._waker = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._older_threads = set(threading.enumerate())
         self._thread = threading.Thread(target=self._run_main, name=f"{name} main", daemon=True)
         self._stopper = threading.Thread(target=self._context.request_stop, name="on_stop callbacks", daemon=True)
@@ -92,6 +96,7 @@ class _Supervisor:
                 self._control.stop()
             self._join_others()
         os.close(self._wake)
+        os.close(self._waker)
         log.info("stopped exit=%d", self._exit_code)
         return self._exit_code
 
@@ -108,7 +113,7 @@ class _Supervisor:
             self._exit_code = ExitCode.CRASH
         finally:
             self._has_ended = True
-            os.eventfd_write(self._wake, 1)
+            self._wake_up()
 
     # --- the main thread -----------------------------------------------------------------------------------------
 
@@ -120,7 +125,7 @@ class _Supervisor:
         while not self._has_ended:
             ready = {descriptor for descriptor, _ in poller.poll(self._patience_ms())}
             with contextlib.suppress(BlockingIOError):
-                os.eventfd_read(self._wake)
+                os.read(self._wake, _WAKES)
             for descriptor in ready.intersection(self._honcho):
                 poller.unregister(descriptor)
                 self._stop("honcho is gone")
@@ -164,6 +169,7 @@ class _Supervisor:
 
     @contextmanager
     def _hooks(self) -> Iterator[None]:
+        wakeup = signal.set_wakeup_fd(self._waker, warn_on_full_buffer=False)
         handlers = {number: signal.signal(number, self._on_signal) for number in (signal.SIGTERM, signal.SIGINT)}
         hook, threading.excepthook = threading.excepthook, self._on_thread_crash
         try:
@@ -172,21 +178,25 @@ class _Supervisor:
             threading.excepthook = hook
             for number, handler in handlers.items():
                 signal.signal(number, handler)
+            signal.set_wakeup_fd(wakeup)
+
+    def _wake_up(self) -> None:
+        with contextlib.suppress(BlockingIOError):  # full: it is awake
+            os.write(self._waker, b"\0")
 
     def _on_signal(self, number: int, _frame: FrameType | None) -> None:
-        """Takes no lock and logs nothing: the thread it interrupts may hold any of them."""
+        """Takes no lock and logs nothing: the thread it interrupts may hold any of them. It is awake already."""
         if self._signals:
             os.write(sys.stderr.fileno(), b"second signal: leaving at once\n")
             os._exit(ExitCode.FAILED)
         self._signals.append(number)
-        os.eventfd_write(self._wake, 1)
 
     def _on_thread_crash(self, crash: threading.ExceptHookArgs) -> None:
         name = crash.thread.name if crash.thread else "unknown"
         log.critical("thread crashed name=%r", name, exc_info=crash.exc_value)
         self._exit_code = ExitCode.CRASH
         self._crashed_thread = name
-        os.eventfd_write(self._wake, 1)
+        self._wake_up()
 
 
 def _refuse(request: Request) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -47,6 +48,8 @@ def behave(context: ServiceContext, what: str) -> None:
     if what == "leave-thread":
         threading.Thread(target=time.sleep, args=(60.0,), name="forgotten", daemon=False).start()
     context.ready()
+    if what == "take-signal":
+        signal.pthread_kill(threading.get_ident(), signal.SIGTERM)
     if what == "stuck":
         time.sleep(60.0)
     context.wait()

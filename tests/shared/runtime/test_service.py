@@ -40,6 +40,14 @@ def test_a_signal_stops_it_cleanly(config: Config, number: signal.Signals) -> No
     assert not socket_files(config)
 
 
+def test_a_signal_that_another_thread_takes_stops_it(config: Config) -> None:
+    """The kernel may give a signal to a thread that has just begun; it then interrupts nothing in the main thread."""
+    with started("front", config, "take-signal") as process:
+        code, _, log = process.end()
+    assert code == ExitCode.OK
+    assert "stopping reason=SIGTERM" in log
+
+
 def test_it_answers_while_it_loads_and_can_be_stopped_then(config: Config) -> None:
     with started("worker", config, "load") as process:
         pong = process.wait_for("starting")
