@@ -62,13 +62,17 @@ class Worker:
         return self.client.call(FetchExperts(layer, expert_ids, clock), 5.0)
 
     def check(self, layer: int, expert: int) -> None:
-        """The slot that the table names holds this expert's bytes, read from the files once more."""
-        slot = int(self.control.slot_table[layer, expert])
-        assert slot >= 0
+        """The slot that the table names holds this expert's bytes."""
+        self.check_slot(int(self.control.slot_table[layer, expert]), layer, expert)
+
+    def check_slot(self, slot: int, layer: int, expert: int) -> None:
+        """This slot holds this expert's bytes, read from the files once more."""
+        assert slot >= 0, f"expert {expert} of layer {layer} has no slot"
         assert self.pool is not None
         expected = bytearray(self.records.layout.record_bytes)
         self.records.read_record(layer, expert, memoryview(expected))
-        assert slab_bytes(self.slab, slot * self.pool.slot_bytes, len(expected)) == bytes(expected)
+        found = slab_bytes(self.slab, slot * self.pool.slot_bytes, len(expected))
+        assert found == bytes(expected), f"slot {slot} does not hold expert {expert} of layer {layer}"
 
 
 def slab_bytes(slab: Slab, offset: int, nbytes: int) -> bytes:

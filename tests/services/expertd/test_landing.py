@@ -34,6 +34,8 @@ from services.expertd.__main__ import serve
 from services.expertd.landing import HostSlot, Staging
 from services.expertd.landing_cuda import MARGIN, CudaSlot
 from services.expertd.reader import BLOCK, RecordReader
+from services.expertd.scheduler import Scheduler
+from services.expertd.slots import Slots
 from shared.checkpoint.records import LARGEST_HOLE, PARTS, Extent, Piece, ReadPlan
 from shared.errors import DeviceError, ErrorCode, ExitCode, ServiceError
 from shared.memory.control_block import ControlBlock
@@ -101,8 +103,8 @@ def served(config_path: Path) -> Iterator[Stack]:
         thread.join()
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_no_look_up_sees_what_has_not_landed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+def look_ups(config: Path, monkeypatch: pytest.MonkeyPatch, seed: int) -> list[tuple[str, str]]:
+    """60 look-ups in a small pool that slow landings fill, each checked at its end; the errors of those that fail."""
     SlowLanding.broken_rules = []
 
     class Service(service_module.ExpertService):
@@ -113,7 +115,6 @@ def test_no_look_up_sees_what_has_not_landed(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(service_module, "make_landing", SlowLanding)
     monkeypatch.setattr("services.expertd.__main__.ExpertService", Service)
     rng = random.Random(seed)
-    config = write_config(tmp_path / "icebox.toml", TINY, cache={"bytes": 12 * SLOT_BYTES}, reader={"threads": 4})
     failures = []
     with served(config) as stack:
         worker = Worker(stack)
@@ -122,22 +123,54 @@ def test_no_look_up_sees_what_has_not_landed(tmp_path: Path, monkeypatch: pytest
         for _ in range(60):
             layer, clock = rng.randrange(7), worker.control.worker_clock
             wave, ahead = sorted(rng.sample(range(16), 4)), tuple(rng.sample(range(16), 4))
-            slots = worker.control.slot_table[layer, wave].tolist()
-            missing = tuple(e for e, slot in zip(wave, slots, strict=True) if slot < 0)
-            held = tuple(slot for slot in slots if slot >= 0)
+            row = worker.control.slot_table[layer]
+            held = {expert: slot for expert in wave if (slot := int(row[expert])) >= 0}
+            missing = tuple(expert for expert in wave if expert not in held)
             try:
                 if missing:
-                    ticket = worker.client.start(FetchExperts(layer, missing, clock, held))
+                    ticket = worker.client.start(FetchExperts(layer, missing, clock, tuple(held.values())))
+                    time.sleep(rng.uniform(0, 0.01))  # what is wanted ahead may come after the answer
                     worker.client.forget(worker.client.start(FetchExperts(layer, ahead, clock + 1, is_ahead=True)))
                     worker.client.finish(ticket, 10.0)
-                for expert in wave:
-                    worker.check(layer, expert)
+                    held |= {expert: int(row[expert]) for expert in missing}
             except ServiceError as error:
                 failures.append((error.code, error.detail))
+            time.sleep(rng.uniform(0, 0.01))
+            # The table may have given up what the look-up found; its slots stay as they are until the clock moves.
+            for expert, slot in held.items():
+                worker.check_slot(slot, layer, expert)
             worker.control.worker_clock += 1
+    return failures
+
+
+@pytest.fixture
+def small_pool(tmp_path: Path) -> Path:
+    return write_config(tmp_path / "icebox.toml", TINY, cache={"bytes": 12 * SLOT_BYTES}, reader={"threads": 4})
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_no_look_up_sees_what_has_not_landed(small_pool: Path, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+    failures = look_ups(small_pool, monkeypatch, seed)
     assert SlowLanding.broken_rules == []
     assert set(failures) == {(ErrorCode.IO_ERROR, "cuMemcpyHtoDAsync: CUDA_ERROR_INVALID_VALUE")}
     assert len(failures) < 60
+
+
+FAULTS = {
+    "a slot is free once its expert gave it up": (Slots, "retire", lambda self, slot, worker: self.free(slot)),
+    "what did not land is published": (
+        Scheduler,
+        "finish",
+        lambda self, load, is_read, finish=Scheduler.finish: finish(self, load, True),
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_look_ups_find_a_fault(small_pool: Path, monkeypatch: pytest.MonkeyPatch, fault: str) -> None:
+    monkeypatch.setattr(*FAULTS[fault])
+    with pytest.raises(AssertionError, match="does not hold"):
+        look_ups(small_pool, monkeypatch, 0)
 
 
 class LateStream:
