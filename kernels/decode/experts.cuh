@@ -12,11 +12,10 @@ namespace icebox {
 //   uses    u64 [layers, experts]
 constexpr int kTickets = 64, kTicketWords = 64;
 
-__device__ __forceinline__ u64 nanoseconds() {
-  u64 t;
-  asm volatile("mov.u64 %0, %globaltimer;" : "=l"(t));
-  return t;
-}
+// The device's own copies of what it writes to the control block, and the nanoseconds that it waited for experts.
+struct Own {
+  u64 clock, tickets, waited;
+};
 
 // What the router decides, for the kernels behind it. Positions are the step's distinct experts, ascending; places are the
 // same in the order of computing, resident ones first.
@@ -44,11 +43,11 @@ __device__ __forceinline__ int rank_of(const float (&keys)[E], int e) {
 }
 
 // What the next layer may want, by its router on this layer's input: a thread an expert. y: float [S, stride], its gate's
-// products at `offset`. Those that are missing are a hint, and remembered: guesses[layer % 2][expert] becomes the layer.
+// products at `offset`. Those that are missing are a hint, and remembered: guessed[layer % 2][expert] becomes the layer.
 template <int E, int K, int S>
 __device__ __forceinline__ void guess(const float* y, int stride, int offset, const float* bias, int layer,
                                       const int* table, const void* clock, const int* is_wanted, int* hints, int* hinted,
-                                      int* guesses) {
+                                      int* guessed) {
   static_assert(S * K <= kHintWords - kHintHead, "a hint has no room for a guess");
   __shared__ float keys[S][E];
   __shared__ int ids[S * K], first[32];
@@ -66,7 +65,7 @@ __device__ __forceinline__ void guess(const float* y, int stride, int offset, co
 #pragma unroll
     for (int s = 0; s < S; ++s) is_missing |= e < E && slot < 0 && rank_of(keys[s], e) < K;
   }
-  if (e < E) guesses[(layer & 1) * E + e] = is_missing ? layer : -1;
+  if (e < E) guessed[(layer & 1) * E + e] = is_missing ? layer : -1;
   const unsigned missing = __ballot_sync(0xFFFFFFFFu, is_missing);
   if (lane == 0) first[warp] = __popc(missing);
   __syncthreads();
@@ -83,26 +82,27 @@ __device__ __forceinline__ void guess(const float* y, int stride, int offset, co
   }
 }
 
-// One block, a thread an expert. y: float [S, stride], the gate's products at `offset`. own (clock, tickets, nanoseconds of waits)
-// and counts (uses) are the device's own copies of what it writes to the control block.
-// If the step guesses, another block does so about layer `next`, unless that is -1. hinted: how many hints, and of missing
-// experts that were guessed how many were looked up and how many of them rightly; the latter two go to `judged` as well,
-// which like is_wanted and hints is the host's memory.
+// One block, a thread an expert. y: float [S, stride], the gate's products at `offset`. counts: the device's own copy of
+// uses; own: an `Own`. If the step guesses, y has the products of the gate of layer `following` as well, as many columns
+// behind the others, and another block guesses by them, unless there is no such layer (-1). hinted: how many hints there
+// were, how many missing experts that were guessed have had their look-up, and how many of these it wanted. The latter two
+// go to `judged` as well, which like is_wanted and hints is the host's memory.
 template <int E, int K, int S, bool HASH, bool GUESSES>
 __device__ __forceinline__ void route(const float* y, int stride, int offset, const float* bias, const void* tid2eid,
                                       const int* tokens, float scaling, int layer, const int* table, void* tickets,
                                       int* ring, void* uses, void* counts, void* own, unsigned* waited, int* routing,
-                                      int next, const float* next_bias, const int* is_wanted, int* hints, int* hinted,
-                                      int* guesses, int* judged) {
+                                      int following, const float* following_bias, const int* is_wanted, int* hints,
+                                      int* hinted, int* guessed, int* judged) {
   if constexpr (GUESSES) {
     if (blockIdx.x == 1) {
-      if (next >= 0) {
-        guess<E, K, S>(y, stride, (stride + offset) / 2, next_bias, next, table, own, is_wanted, hints, hinted, guesses);
+      if (following >= 0) {
+        guess<E, K, S>(y, stride, (stride + offset) / 2, following_bias, following, table, own, is_wanted, hints, hinted,
+                       guessed);
       }
       return;
     }
   }
-  u64* written = static_cast<u64*>(own);
+  auto* mine = static_cast<Own*>(own);
   auto* out = reinterpret_cast<Routing<S * K, S>*>(routing);
   __shared__ float keys[S][E], ranked[S][K], weights[S][E];
   __shared__ int ranks[S][E], first[32], resident_first[32];
@@ -170,34 +170,34 @@ __device__ __forceinline__ void route(const float* y, int stride, int offset, co
   for (int i = count + e; i < S * K; i += blockDim.x) out->position_of[i] = out->slot_of[i] = -1;
   if (e == 0) {
     out->count = count;
-    written[2] += *waited;  // of the layer before
+    mine->waited += *waited;  // of the layer before
     *waited = 0;
   }
   if constexpr (GUESSES) {
-    const bool was_guessed = e < E && guesses[(layer & 1) * E + e] == layer;
-    const int guessed = __syncthreads_count(was_guessed), right = __syncthreads_count(was_guessed && is_chosen);
-    if (e == 0 && guessed > 0) {
-      judged[0] = hinted[1] += guessed;
-      judged[1] = hinted[2] += right;
+    const bool was_guessed = e < E && guessed[(layer & 1) * E + e] == layer;
+    const int were_guessed = __syncthreads_count(was_guessed), were_right = __syncthreads_count(was_guessed && is_chosen);
+    if (e == 0 && were_guessed > 0) {
+      judged[0] = hinted[1] += were_guessed;
+      judged[1] = hinted[2] += were_right;
     }
   }
   if (count == residents) return;
   // A ticket: layer, clock, how many ids and held slots, the ids, the slots.
-  int* ticket = ring + (written[1] % kTickets) * kTicketWords;
+  int* ticket = ring + (mine->tickets % kTickets) * kTicketWords;
   if (is_chosen) {
     if (is_resident) ticket[5 + (count - residents) + resident_place] = slot;
     else ticket[5 + missing_place] = e;
   }
   if (e == 0) {
     ticket[0] = layer;
-    ticket[1] = int(written[0]);
-    ticket[2] = int(written[0] >> 32);
+    ticket[1] = int(mine->clock);
+    ticket[2] = int(mine->clock >> 32);
     ticket[3] = count - residents;
     ticket[4] = residents;
   }
   __threadfence_system();
   __syncthreads();
-  if (e == 0) store_system(static_cast<u64*>(tickets), ++written[1]);
+  if (e == 0) store_system(static_cast<u64*>(tickets), ++mine->tickets);
 }
 
 // The slot of a place, waited for if need be; -1 after an abort. One thread of the block waits.
@@ -243,32 +243,18 @@ __device__ __forceinline__ void experts_up(const float* y, int stride, const uin
   constexpr int SHARED = D / 16;
   auto* routing = reinterpret_cast<Routing<POSITIONS, S>*>(decisions);
   __shared__ Partials<S, WARPS> partials[2];
-  const int warp = threadIdx.x >> 5;
   if (blockIdx.x < SHARED) {
-    float acc[4] = {0, 0, 0, 0};
-    constexpr int KW = W / WARPS;
-    __shared__ Quantised<KW, S, uint8_t> inputs[WARPS];
-    const int first = blockIdx.x * 16, k = warp * KW;
-    fp8_rows<KW, S, unroll(KW / kActBlock, 2)>(shared_w2 + int64_t(first) * W + k, W,
-                                              shared_scale + first / ROWS_PER_SCALE * (W / kActBlock) + k / kActBlock,
-                                              inputs[warp].codes[0], KW, inputs[warp].scales[0], KW / kActBlock, acc, [&] {
-      await_previous();
-      quantise(inputs[warp], [&](int token, int i) {
-        const float4* at = reinterpret_cast<const float4*>(y + token * stride + k + i);
-        return gated(at[0], at[W / 4], limit, 1.0f);
-      });
-    });
-    keep<S>(partials[0][warp], acc);
-    __syncthreads();
-    for (int i = threadIdx.x; i < 16 * S; i += 32 * WARPS) {
-      static_cast<__nv_bfloat16*>(shared)[(i / 16) * D + first + i % 16] =
-          __float2bfloat16_rn(total<S, WARPS>(partials[0], i / 16, i % 16));
-    }
+    quantised_rows<D, W, S, WARPS, ROWS_PER_SCALE>(partials[0], shared_w2, shared_scale, blockIdx.x * 16,
+                                                   [&](int token, int i) {
+      const float4* at = reinterpret_cast<const float4*>(y + token * stride + i);
+      return gated(at[0], at[W / 4], limit, 1.0f);
+    }, shared);
     return;
   }
   await_previous();
   constexpr int KW = D / WARPS;
-  const int place = (blockIdx.x - SHARED) / (W / 16), first = (blockIdx.x - SHARED) % (W / 16) * 16, k = warp * KW;
+  const int warp = threadIdx.x >> 5, k = warp * KW;
+  const int place = (blockIdx.x - SHARED) / (W / 16), first = (blockIdx.x - SHARED) % (W / 16) * 16;
   const int position = routing->position_of[place];
   if (position < 0) return;
   const int slot = find_slot(routing, place, position, row, abort, waited);
@@ -277,7 +263,7 @@ __device__ __forceinline__ void experts_up(const float* y, int stride, const uin
   const Tiles weights{record + w1 + int64_t(first) * (D / 2) + k / 2, D / 2, w3 - w1};
   const Tiles weight_scales{record + w1_scale + first * (D / 32) + k / 32, D / 32, w3_scale - w1_scale};
   float acc[2][2 * ((S + 1) / 2)] = {};
-  fp4_rows<KW, S, 2, unroll(KW / kActBlock, AHEAD)>(weights, weight_scales, static_cast<const uint16_t*>(halves) + k, D,
+  fp4_rows<KW, S, 2, at_once(KW / kActBlock, AHEAD)>(weights, weight_scales, static_cast<const uint16_t*>(halves) + k, D,
                                                     scales + k / kActBlock, D / kActBlock, acc, [] {});
   keep_fp4<S>(partials[0][warp], acc[0]);
   keep_fp4<S>(partials[1][warp], acc[1]);
@@ -316,7 +302,7 @@ __device__ __forceinline__ void experts_down(const void* hidden, const uint8_t* 
   const Tiles weights{record + w2 + int64_t(first) * (W / 2) + k / 2, W / 2, 16 * (W / 2)};
   const Tiles weight_scales{record + w2_scale + first * (W / 32) + k / 32, W / 32, 16 * (W / 32)};
   float acc[TILES][2 * ((S + 1) / 2)] = {};
-  fp4_rows<KW, S, TILES, unroll(KW / kActBlock, AHEAD)>(
+  fp4_rows<KW, S, TILES, at_once(KW / kActBlock, AHEAD)>(
       weights, weight_scales, inputs[warp].codes[0], KW, inputs[warp].scales[0], KW / kActBlock, acc, [&] {
         await_previous();
         const __nv_bfloat16* from = static_cast<const __nv_bfloat16*>(hidden) + int64_t(position) * S * W + k;
@@ -336,9 +322,8 @@ __device__ __forceinline__ void experts_down(const void* hidden, const uint8_t* 
 // so the clock goes up.
 template <int D, int S, int J, int POSITIONS>
 __device__ __forceinline__ void experts_write(const int* decisions, const void* outputs, const void* shared,
-                                              void* clock, void* own,
-                                              void* streams, const float* post, const float* comb, const float* fn,
-                                              float* parts) {
+                                              void* clock, void* own, void* streams, const float* post,
+                                              const float* comb, const float* fn, float* parts) {
   const auto* routing = reinterpret_cast<const Routing<POSITIONS, S>*>(decisions);
   streams_write<D, S, J>(
       [&](int s, int column) {
@@ -349,7 +334,7 @@ __device__ __forceinline__ void experts_write(const int* decisions, const void* 
         return bf16_round(sum + __bfloat162float(static_cast<const __nv_bfloat16*>(shared)[s * D + column]));
       },
       streams, post, comb, fn, parts);
-  if (blockIdx.x == 0 && threadIdx.x == 0) store_system(static_cast<u64*>(clock), ++*static_cast<u64*>(own));
+  if (blockIdx.x == 0 && threadIdx.x == 0) store_system(static_cast<u64*>(clock), ++static_cast<Own*>(own)->clock);
 }
 
 }  // namespace icebox

@@ -15,8 +15,7 @@ from kernels.decode.streams import COLUMNS, STREAMS
 from kernels.tile import tile_kernel
 
 OWN_WORDS = 3
-"""What the GPU itself keeps, int64: the clock, the number of tickets, nanoseconds waited for experts."""
-
+"""What the GPU itself keeps, int64: the clock, how many tickets, nanoseconds of waits; see `Own` in experts.cuh."""
 
 # Shapes of blocks, the fastest on an H200: warps that share the inputs, tiles of 16 rows, blocks of 128 inputs whose
 # weights are loaded ahead, and how many of them a multiprocessor's registers must hold at once.
@@ -92,8 +91,8 @@ def route(
 
 
 @tile_kernel(
-    {"d": 4096, "width": 2048, "stride": 4352, "topk": 6, "limit": 10.0, "s": 1, "rows_per_scale": 128},
-    {"d": 256, "width": 128, "stride": 288, "topk": 4, "limit": 10.0, "s": 4, "rows_per_scale": 128},
+    {"d": 4096, "width": 2048, "stride": 4608, "topk": 6, "limit": 10.0, "s": 1, "rows_per_scale": 128},
+    {"d": 256, "width": 128, "stride": 320, "topk": 4, "limit": 10.0, "s": 4, "rows_per_scale": 128},
 )
 def experts_up(d: int, width: int, stride: int, topk: int, limit: float, s: int, rows_per_scale: int) -> Any:
     """What the routed experts activate, waiting for those on their way; and the shared expert's output."""

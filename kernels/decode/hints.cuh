@@ -3,29 +3,6 @@
 
 namespace icebox {
 
-using u64 = unsigned long long;
-
-__device__ __forceinline__ int load_system(const int* p) {
-  int v;
-  asm volatile("ld.acquire.sys.global.s32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
-  return v;
-}
-
-// For what only a hint depends on: later loads need not wait for this one.
-__device__ __forceinline__ int peek_system(const int* p) {
-  int v;
-  asm volatile("ld.relaxed.sys.global.s32 %0, [%1];" : "=r"(v) : "l"(p));
-  return v;
-}
-
-__device__ __forceinline__ void store_system(int* p, int v) {
-  asm volatile("st.release.sys.global.s32 [%0], %1;" ::"l"(p), "r"(v) : "memory");
-}
-
-__device__ __forceinline__ void store_system(u64* p, u64 v) {
-  asm volatile("st.release.sys.global.u64 [%0], %1;" ::"l"(p), "l"(v) : "memory");
-}
-
 constexpr int kHints = 64, kHintWords = 32, kHintHead = 6;
 
 // By one warp, of whose lanes some have an id; nothing if none has. An entry of the ring: its number, from 1 and written

@@ -44,6 +44,15 @@ __device__ __forceinline__ float total(const float (&partials)[WARPS][S][16], in
   return sum;
 }
 
+// The sums of 16 rows, from `row` of N on, once all warps have kept theirs. y: bf16 [S, N].
+template <int N, int S, int WARPS>
+__device__ __forceinline__ void store_totals(const float (&partials)[WARPS][S][16], int row, void* y) {
+  for (int i = threadIdx.x; i < 16 * S; i += 32 * WARPS) {
+    static_cast<__nv_bfloat16*>(y)[(i / 16) * N + row + i % 16] =
+        __float2bfloat16_rn(total<S, WARPS>(partials, i / 16, i % 16));
+  }
+}
+
 // Quantises a block of 128 inputs, of which each lane of the warp has four neighbours, to e4m3 codes or, for FP4 weights, to
 // their values as float16 in the order of fp4_place.
 template <typename Code>
@@ -93,8 +102,8 @@ __device__ __forceinline__ float4 load_bf16x4(const void* p) {
   return make_float4(a.x, a.y, b.x, b.y);
 }
 
-// The most blocks of inputs that a warp loads ahead: 8 loads of 16 bytes a lane.
-__host__ __device__ constexpr int unroll(int blocks, int most) {
+// Of a warp's blocks of inputs, how many are loaded together: at most `most`, and a divisor of all.
+__host__ __device__ constexpr int at_once(int blocks, int most) {
   while (blocks % most) --most;
   return most;
 }
@@ -109,11 +118,11 @@ __device__ __forceinline__ void fused_linear(const uint8_t* w8, const uint8_t* s
   const bool is_fp8 = row < N8;
   float acc[4] = {0, 0, 0, 0};
   if (is_fp8) {
-    fp8_rows<KW, S, unroll(KW / kActBlock, 2)>(
+    fp8_rows<KW, S, at_once(KW / kActBlock, 2)>(
         w8 + int64_t(row) * K + k, K, scale + row / ROWS_PER_SCALE * (K / kActBlock) + k / kActBlock, codes + k, K,
         scales + k / kActBlock, K / kActBlock, acc, await_previous);
   } else {
-    bf16_rows<KW, S, unroll(KW / 32, 4)>(static_cast<const uint16_t*>(w16) + int64_t(row - N8) * K + k, K,
+    bf16_rows<KW, S, at_once(KW / 32, 4)>(static_cast<const uint16_t*>(w16) + int64_t(row - N8) * K + k, K,
                                         static_cast<const uint16_t*>(x) + k, K, acc, await_previous);
   }
   keep<S>(partials[warp], acc);
@@ -131,36 +140,41 @@ __device__ __forceinline__ void grouped_linear(const uint8_t* w, const uint8_t* 
   __shared__ Partials<S, WARPS> partials;
   const int warp = threadIdx.x >> 5, row = blockIdx.x * 16, k = warp * KW;
   float acc[4] = {0, 0, 0, 0};
-  fp8_rows_bf16<KW, S, unroll(KW / kActBlock, 2)>(
+  fp8_rows_bf16<KW, S, at_once(KW / kActBlock, 2)>(
       w + int64_t(row) * K + k, K, scale + row / ROWS_PER_SCALE * (K / kActBlock) + k / kActBlock,
       static_cast<const uint16_t*>(x) + row / ROWS * K + k, STRIDE, acc, await_previous);
   keep<S>(partials[warp], acc);
   __syncthreads();
-  for (int i = threadIdx.x; i < 16 * S; i += 32 * WARPS) {
-    static_cast<__nv_bfloat16*>(y)[(i / 16) * N + row + i % 16] = __float2bfloat16_rn(total<S, WARPS>(partials, i / 16, i % 16));
-  }
+  store_totals<N>(partials, row, y);
+}
+
+// 16 FP8 rows of N, from `row` on, on inputs that are quantised here: values(token, i) are inputs i to i + 3, and may need
+// the kernel before. y: bf16 [S, N].
+template <int N, int K, int S, int WARPS, int ROWS_PER_SCALE, typename Values>
+__device__ __forceinline__ void quantised_rows(Partials<S, WARPS>& partials, const uint8_t* w, const uint8_t* scale,
+                                               int row, Values values, void* y) {
+  constexpr int KW = K / WARPS;
+  __shared__ Quantised<KW, S, uint8_t> inputs[WARPS];
+  const int warp = threadIdx.x >> 5, k = warp * KW;
+  float acc[4] = {0, 0, 0, 0};
+  fp8_rows<KW, S, at_once(KW / kActBlock, 2)>(
+      w + int64_t(row) * K + k, K, scale + row / ROWS_PER_SCALE * (K / kActBlock) + k / kActBlock, inputs[warp].codes[0],
+      KW, inputs[warp].scales[0], KW / kActBlock, acc, [&] {
+        await_previous();
+        quantise(inputs[warp], [&](int token, int i) { return values(token, k + i); });
+      });
+  keep<S>(partials[warp], acc);
+  __syncthreads();
+  store_totals<N>(partials, row, y);
 }
 
 // FP8 rows on inputs that are quantised here. x: bf16 [S, K], y: bf16 [S, N].
 template <int N, int K, int S, int WARPS, int ROWS_PER_SCALE>
 __device__ __forceinline__ void quantised_linear(const uint8_t* w, const uint8_t* scale, const void* x, void* y) {
-  constexpr int KW = K / WARPS;
   __shared__ Partials<S, WARPS> partials;
-  __shared__ Quantised<KW, S, uint8_t> inputs[WARPS];
-  const int warp = threadIdx.x >> 5, row = blockIdx.x * 16, k = warp * KW;
-  const __nv_bfloat16* from = static_cast<const __nv_bfloat16*>(x) + k;
-  float acc[4] = {0, 0, 0, 0};
-  fp8_rows<KW, S, unroll(KW / kActBlock, 2)>(w + int64_t(row) * K + k, K,
-                                            scale + row / ROWS_PER_SCALE * (K / kActBlock) + k / kActBlock,
-                                            inputs[warp].codes[0], KW, inputs[warp].scales[0], KW / kActBlock, acc, [&] {
-    await_previous();
-    quantise(inputs[warp], [&](int token, int i) { return load_bf16x4(from + token * K + i); });
-  });
-  keep<S>(partials[warp], acc);
-  __syncthreads();
-  for (int i = threadIdx.x; i < 16 * S; i += 32 * WARPS) {
-    static_cast<__nv_bfloat16*>(y)[(i / 16) * N + row + i % 16] = __float2bfloat16_rn(total<S, WARPS>(partials, i / 16, i % 16));
-  }
+  const __nv_bfloat16* inputs = static_cast<const __nv_bfloat16*>(x);
+  quantised_rows<N, K, S, WARPS, ROWS_PER_SCALE>(
+      partials, w, scale, blockIdx.x * 16, [&](int token, int i) { return load_bf16x4(inputs + token * K + i); }, y);
 }
 
 }  // namespace icebox

@@ -106,7 +106,7 @@ struct Best {
 template <int V, int S, int STEPS, int HASHED, int E, int K>
 __device__ __forceinline__ void sample(const float* logits, const void* sampling, const float* threshold, void* bests_of_blocks,
                                        unsigned* done, int* tokens, int* positions, int* step, int* log,
-                                       const void* hashed, const int* table, const void* clock, int* hints, int* written) {
+                                       const void* hashed, const int* table, const void* clock, int* hints, int* hinted) {
   Best* best = static_cast<Best*>(bests_of_blocks);
   __shared__ float best_values[32];
   __shared__ int best_indices[32];
@@ -167,7 +167,7 @@ __device__ __forceinline__ void sample(const float* logits, const void* sampling
     step[s] += 1;
   }
   if constexpr (HASHED > 0) {
-    if (warp == 0) hint_hashed<HASHED, K>(hashed, V, token, table, E, *static_cast<const u64*>(clock), hints, written);
+    if (warp == 0) hint_hashed<HASHED, K>(hashed, V, token, table, E, *static_cast<const u64*>(clock), hints, hinted);
   }
 }
 

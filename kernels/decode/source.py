@@ -10,7 +10,11 @@ from typing import Any
 import tilelang.cuda.language as cuda
 import tilelang.language as T
 
-_FILES = ("chain", "warp", "block", "linear", "streams", "attention", "indexer", "hints", "experts", "sampling")
+_FILES = (
+    *("chain", "warp", "block", "linear", "streams", "attention", "indexer"),
+    *("system", "hints", "experts", "sampling"),
+)
+"""In the order in which they need each other."""
 
 
 @functools.cache

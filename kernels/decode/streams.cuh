@@ -7,6 +7,7 @@ namespace icebox {
 
 constexpr int kStreams = 4;
 constexpr int kColumns = 32;
+constexpr int kLayerMixes = 24;  // numbers that set the mixing around a sublayer
 
 // The thread has column `column` of stream `stream`: its part of fn, float32 [J, 4 * D].
 template <int D, int J>
@@ -91,7 +92,7 @@ __device__ __forceinline__ void attention_write(const void* y, void* streams, co
 
 // Mixing numbers of a token, float [J], from the parts: every warp adds some up. Shared memory of the caller.
 template <int D, int J>
-__device__ __forceinline__ void mixes(const float* parts, float eps, float (&mix)[J + 1]) {
+__device__ __forceinline__ void mixes(const float* parts, float (&mix)[J + 1]) {
   constexpr int BLOCKS = D / kColumns;
   const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
   for (int j = warp; j <= J; j += blockDim.x >> 5) {
@@ -109,11 +110,11 @@ __device__ __forceinline__ float sigmoid(float x) { return 1.0f / (1.0f + expf(-
 template <int D>
 __device__ __forceinline__ void streams_mix(const float* parts, const float* scale, const float* base, float eps,
                                             float hc_eps, int iterations, float* post, float* comb) {
-  __shared__ float mix[25];
-  mixes<D, 24>(parts, eps, mix);
+  __shared__ float mix[kLayerMixes + 1];
+  mixes<D, kLayerMixes>(parts, mix);
   if (threadIdx.x >= 32) return;
   const int lane = threadIdx.x & 15;
-  const float inverse_rms = rsqrtf(mix[24] / (kStreams * D) + eps);
+  const float inverse_rms = rsqrtf(mix[kLayerMixes] / (kStreams * D) + eps);
   if (threadIdx.x < 4) post[threadIdx.x] = 2.0f * sigmoid(mix[4 + threadIdx.x] * inverse_rms * scale[1] + base[4 + threadIdx.x]);
   const float x = mix[8 + lane] * inverse_rms * scale[2] + base[8 + lane];
   const auto over_row = [](float v) { v += __shfl_xor_sync(0xFFFFFFFFu, v, 1); return v + __shfl_xor_sync(0xFFFFFFFFu, v, 2); };
@@ -132,14 +133,14 @@ __device__ __forceinline__ void streams_mix(const float* parts, const float* sca
 
 // A token's input of the next sublayer: the weighted sum of the streams, normed, plain and quantised, the codes also as
 // float16 in the order of fp4_place.
-// J numbers a token set the mixing: 24 in a layer, 4 at the head. Threads have 8 neighbouring columns at a time.
+// J numbers a token set the mixing: kLayerMixes in a layer, kStreams at the head. Threads have 8 neighbouring columns at a time.
 template <int D, int J, int THREADS>
 __device__ __forceinline__ void streams_read(const void* streams, const float* parts, const float* scale,
                                              const float* base, const float* norm, float eps, float hc_eps, void* out,
                                              uint8_t* codes, uint16_t* halves, float* scales) {
   constexpr int PER_THREAD = 8, ROUNDS = (D + PER_THREAD * THREADS - 1) / (PER_THREAD * THREADS);
   __shared__ float mix[J + 1];
-  mixes<D, J>(parts, eps, mix);
+  mixes<D, J>(parts, mix);
   const float inverse_rms = rsqrtf(mix[J] / (kStreams * D) + eps);
   float pre[kStreams];
 #pragma unroll
@@ -208,11 +209,11 @@ __device__ __forceinline__ void sublayer_read(const void* streams, const float* 
                                               float* scales, float* post, float* comb) {
   await_previous();
   const int s = blockIdx.y;
-  const float* own = parts + s * (D / kColumns) * 25;
+  const float* own = parts + s * (D / kColumns) * (kLayerMixes + 1);
   if (blockIdx.x == 0) {
-    streams_read<D, 24, THREADS>(static_cast<const uint16_t*>(streams) + s * kStreams * D, own, scale, base, norm, eps, hc_eps,
-                                 static_cast<uint16_t*>(out) + s * D, codes + s * D, static_cast<uint16_t*>(halves) + s * D,
-                                 scales + s * (D / kActBlock));
+    streams_read<D, kLayerMixes, THREADS>(static_cast<const uint16_t*>(streams) + s * kStreams * D, own, scale, base,
+                                          norm, eps, hc_eps, static_cast<uint16_t*>(out) + s * D, codes + s * D,
+                                          static_cast<uint16_t*>(halves) + s * D, scales + s * (D / kActBlock));
   } else {
     streams_mix<D>(own, scale, base, eps, hc_eps, iterations, post + s * kStreams, comb + s * kStreams * kStreams);
   }
