@@ -92,15 +92,20 @@ class Stack:
 
     def terminate(self, name: str) -> int:
         """SIGTERM, and the exit status."""
-        process = self.processes.pop(name)
-        process.send_signal(signal.SIGTERM)
-        return process.wait(8.0)
+        self.processes[name].send_signal(signal.SIGTERM)
+        return self._end(name)
 
     def stop(self) -> dict[str, int]:
         """SIGTERM to all at once, as honcho does it; exit status of each."""
         for process in self.processes.values():
             process.send_signal(signal.SIGTERM)
-        return {name: self.processes.pop(name).wait(8.0) for name in list(self.processes)}
+        return {name: self._end(name) for name in list(self.processes)}
+
+    def _end(self, name: str) -> int:
+        """The exit status; a service that goes on stays among the processes, which are killed in the end."""
+        status = self.processes[name].wait(8.0)
+        del self.processes[name]
+        return status
 
 
 @contextmanager
