@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from services.worker.decode.step import Extent
+from services.worker.decode.extent import Extent
 from shared.checkpoint.config import ModelConfig
 
 BLOCK = 128  # one FP8 scale, a byte, for so many rows and columns

@@ -28,8 +28,7 @@ from benchmarks.decode_launches import OUTSIDE, Launch, step_launches
 from benchmarks.decode_slice import Slice, decoding
 from benchmarks.kernels_decode import ceiling
 from benchmarks.report import save
-from services.worker.decode.decoder import FIRST_EXTENT
-from services.worker.decode.step import Extent
+from services.worker.decode.extent import FIRST_EXTENT, Extent
 
 SEED = 1
 TOKENS = 600

@@ -30,8 +30,7 @@ from benchmarks.decode_launches import step_launches
 from benchmarks.decode_misses import OVERHEAD_MS
 from benchmarks.decode_profile import PROFILED
 from benchmarks.report import RESULTS, save
-from services.worker.decode.decoder import FIRST_EXTENT
-from services.worker.decode.step import Extent
+from services.worker.decode.extent import FIRST_EXTENT, Extent
 from shared.checkpoint.config import ModelConfig
 from shared.checkpoint.synth_shapes import published_config
 from shared.config import load_config

@@ -13,8 +13,11 @@ import torch
 from benchmarks.decode_launches import OUTSIDE, step_launches
 from kernels.tile import TileKernel
 from services.worker.decode import step as step_module
-from services.worker.decode.decoder import _scratch_control
-from services.worker.decode.step import Buffers, DecodeStep, Extent, LayerTensors
+from services.worker.decode.buffers import Buffers
+from services.worker.decode.control import Control
+from services.worker.decode.extent import Extent
+from services.worker.decode.states import LayerTensors
+from services.worker.decode.step import DecodeStep
 from services.worker.decode.weights import Fp8, LayerWeights, Pooling, StepWeights
 from shared.checkpoint.config import ModelConfig
 from shared.checkpoint.records import RecordLayout
@@ -79,7 +82,7 @@ def _launched(monkeypatch: pytest.MonkeyPatch, extent: Extent, guesses: bool) ->
     monkeypatch.setattr(step_module, "host_view", lambda tensor, device: tensor)
     monkeypatch.setattr(torch, "zeros", lambda *a, pin_memory=False, **k: zeros(*a, **k))
     model = _model()
-    control = _scratch_control(CONFIG.num_moe_layers, CONFIG.n_routed_experts, META)
+    control = Control.scratch(CONFIG.num_moe_layers, CONFIG.n_routed_experts, META)
     layers = range(CONFIG.num_hidden_layers)
     hashed = empty(CONFIG.num_hash_layers, CONFIG.vocab_size, CONFIG.num_experts_per_tok, dtype=torch.int16)
     weights = StepWeights([_weights(layer, guesses) for layer in layers], hashed, guesses)

@@ -9,7 +9,7 @@ import pytest
 from benchmarks.decode_launches import Launch, step_launches
 from benchmarks.decode_profile import Timed, summary
 from benchmarks.gb10 import expected, miss_ms, report
-from services.worker.decode.step import Extent
+from services.worker.decode.extent import Extent
 from shared.checkpoint.config import ModelConfig
 from shared.checkpoint.synth_shapes import published_config
 from shared.planning.expectation import Range, StepCost

@@ -22,7 +22,7 @@ class Control(NamedTuple):
 
     @classmethod
     def at(cls, addresses: Addresses, layers: int, experts: int, device: str) -> Control:
-        """slot_table and uses are [layers, experts]. Drop it before the control block is closed."""
+        """table and uses are [layers, experts]. Drop it before the control block is closed."""
 
         def view(address: int, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
             return device_tensor(address, shape, dtype, device)
@@ -34,4 +34,20 @@ class Control(NamedTuple):
             num_tickets=view(addresses.ticket_head, (1,), torch.int64),
             ring=view(addresses.tickets, (TICKETS, TICKET_WORDS), torch.int32),
             uses=view(addresses.uses, (layers, experts), torch.int64),
+        )
+
+    @classmethod
+    def scratch(cls, layers: int, experts: int, device: torch.device) -> Control:
+        """One of its own for a step that is only tried: everything is resident, in slot 0."""
+
+        def zeros(*shape: int, dtype: torch.dtype = torch.int64) -> torch.Tensor:
+            return torch.zeros(shape, dtype=dtype, device=device)
+
+        return cls(
+            table=zeros(layers, experts, dtype=torch.int32),
+            clock=zeros(1),
+            abort=zeros(1, dtype=torch.int32),
+            num_tickets=zeros(1),
+            ring=zeros(TICKETS, TICKET_WORDS, dtype=torch.int32),
+            uses=zeros(layers, experts),
         )

@@ -1,7 +1,7 @@
 """Tokens from a GPU: graphs of decode steps, two in flight, and the host's part in them.
 
-The host replays a graph, watches for tickets while it runs, and reads the token that came out. It never waits for one
-step before it has launched the next, unless somebody wants log-probabilities.
+The host replays a graph, passes its tickets and hints on while it runs, and reads the token that came out. It never
+waits for one step before it has launched the next, unless somebody wants log-probabilities.
 """
 
 from __future__ import annotations
@@ -16,19 +16,18 @@ from dataclasses import dataclass, field
 import torch
 
 from kernels.decode.sampling import STEPS
+from services.worker.decode.buffers import Buffers, sampling_words
 from services.worker.decode.control import Control
-from services.worker.decode.step import Buffers, DecodeStep, Extent, join, sampling_words
-from services.worker.decode.tickets import TicketedExperts, Tickets, control_of
+from services.worker.decode.extent import extents
+from services.worker.decode.states import join
+from services.worker.decode.step import DecodeStep
+from services.worker.decode.tickets import TicketedExperts, Tickets
 from services.worker.decode.weights import StepWeights
 from services.worker.model import Model, SequenceState
 from services.worker.sampler import GREEDY, SamplingParams
 from shared.checkpoint.records import RecordLayout
 from shared.config import PrefetchConfig
-from shared.memory.control_block import TICKET_WORDS, TICKETS
 
-# Positions that the captured extents reach: the first needs no choice of entries on the published model.
-FIRST_EXTENT = 2048
-GROWTH = 4
 SCRATCH_POSITIONS = 256
 DEFAULT_PREFETCH = PrefetchConfig()
 
@@ -89,7 +88,7 @@ class Decoder:
         self._model = model
         self._states = states
         self._eager = eager
-        self._extents = _extents(states[0].max_context)
+        self._extents = extents(states[0].max_context)
         self._tensors = join(states, config)
         self._buffers = Buffers(model, len(states), self._extents[-1])
         self._weights = StepWeights.of(model, prefetch)
@@ -115,7 +114,7 @@ class Decoder:
         scratch = [model.new_state(SCRATCH_POSITIONS) for _ in self._states]
         slot_bytes = RecordLayout.of(config).slot_bytes
         pool = torch.zeros(1, slot_bytes, dtype=torch.uint8, device=model.device)
-        control = _scratch_control(config.num_moe_layers, config.n_routed_experts, model.device)
+        control = Control.scratch(config.num_moe_layers, config.n_routed_experts, model.device)
         tensors = join(scratch, config)
         for extent in self._extents:
             step = DecodeStep(model, self._weights, tensors, self._buffers, pool, control, extent)
@@ -130,8 +129,9 @@ class Decoder:
     def begin(self, experts: TicketedExperts) -> None:
         """Bind to a pool that was opened; graphs are captured as they are needed."""
         config = self._model.config
-        device = str(self._model.device)
-        control = control_of(experts, config.num_moe_layers, config.n_routed_experts, device)
+        assert experts.control_addresses is not None, "the control block is not on the GPU"
+        sizes = config.num_moe_layers, config.n_routed_experts
+        control = Control.at(experts.control_addresses, *sizes, str(self._model.device))
         self._opened = _Opened(experts, control, Tickets(experts, experts.control.ticket_head))
 
     def tokens(
@@ -268,26 +268,3 @@ class Decoder:
         event = torch.cuda.Event()  # type: ignore[no-untyped-call]
         event.record()
         self._wait(event)
-
-
-def _extents(max_context: int) -> list[Extent]:
-    positions = [min(FIRST_EXTENT, max_context)]
-    while positions[-1] < max_context:
-        positions.append(min(positions[-1] * GROWTH, max_context))
-    return [Extent(p) for p in positions]
-
-
-def _scratch_control(layers: int, experts: int, device: torch.device) -> Control:
-    """Everything is resident, in slot 0."""
-
-    def zeros(*shape: int, dtype: torch.dtype = torch.int64) -> torch.Tensor:
-        return torch.zeros(shape, dtype=dtype, device=device)
-
-    return Control(
-        table=zeros(layers, experts, dtype=torch.int32),
-        clock=zeros(1),
-        abort=zeros(1, dtype=torch.int32),
-        num_tickets=zeros(1),
-        ring=zeros(TICKETS, TICKET_WORDS, dtype=torch.int32),
-        uses=zeros(layers, experts),
-    )

@@ -7,7 +7,6 @@ from typing import Protocol
 
 import torch
 
-from services.worker.decode.control import Control
 from shared.memory.control_block import Addresses, ControlBlock
 
 
@@ -50,8 +49,3 @@ class Tickets:
             self.missed += missing
             self.experts.ask(layer, tuple(rest[:missing]), tuple(rest[missing : missing + held]), clock)
         self.experts.take_answers()
-
-
-def control_of(experts: TicketedExperts, layers: int, num_experts: int, device: str) -> Control:
-    assert experts.control_addresses is not None, "the control block is not on the GPU"
-    return Control.at(experts.control_addresses, layers, num_experts, device)
