@@ -1,12 +1,10 @@
 """Reads stretches of a large file at disk speed, past the page cache, a few ahead of the one being looked at.
 
-Owns the alignment that O_DIRECT asks for, and the way around it where a file system refuses (open(2): EINVAL).
-Knows nothing about what it reads.
+Owns the alignment that O_DIRECT asks for. Knows nothing about what it reads.
 """
 
 from __future__ import annotations
 
-import errno
 import os
 from collections import deque
 from collections.abc import Iterable, Iterator
@@ -15,9 +13,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple
 
+from shared.checkpoint.direct_file import SECTOR_BYTES, open_direct
 from shared.memory.io_buffer import io_buffer
-
-SECTOR_BYTES = 4096
 
 
 class Span(NamedTuple):
@@ -32,7 +29,7 @@ class DirectReader:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._fd = _open(path)
+        self._fd = open_direct(path, os.O_RDONLY).fd
 
     def read(self, span: Span, buffer: memoryview) -> memoryview:
         """The bytes of `span`, inside `buffer` (an `io_buffer`), which must have `window_bytes(span.nbytes)`."""
@@ -93,13 +90,3 @@ def spans_of(begin: int, end: int, block_bytes: int) -> Iterator[Span]:
         stop = min(end, begin - begin % block_bytes + block_bytes)
         yield Span(begin, stop - begin)
         begin = stop
-
-
-def _open(path: Path) -> int:
-    flags = os.O_RDONLY | os.O_CLOEXEC
-    try:
-        return os.open(path, flags | os.O_DIRECT)
-    except OSError as error:
-        if error.errno != errno.EINVAL:
-            raise
-        return os.open(path, flags)

@@ -12,12 +12,13 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from shared.checkpoint.checksums import Checksum
+from shared.checkpoint.direct_file import SECTOR_BYTES
 from shared.checkpoint.direct_reader import DirectReader, Span, read_ahead, spans_of
 from shared.checkpoint.manifest import PackedFile
 from shared.checkpoint.pack_layout import OutputFile, Stretch
 from shared.checkpoint.pack_source import Shards
 from shared.checkpoint.pack_state import PackState, SourceTable, sync_directory
-from shared.checkpoint.stream_writer import SECTOR_BYTES, StreamWriter
+from shared.checkpoint.stream_writer import StreamWriter
 from shared.errors import CheckpointError
 
 READ_BYTES = 8 << 20

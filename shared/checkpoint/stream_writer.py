@@ -1,12 +1,11 @@
 """Writes a large file from front to back at disk speed: O_DIRECT, one block being filled while others are written.
 
-Owns the alignment that O_DIRECT asks for and the way around it where a file system refuses (open(2): EINVAL).
-Knows nothing about what it writes. Little of what it wrote stays in the page cache.
+Owns the alignment that O_DIRECT asks for. Knows nothing about what it writes. Little of what it wrote stays in the
+page cache.
 """
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import os
 from collections import deque
@@ -14,11 +13,11 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
 
+from shared.checkpoint.direct_file import SECTOR_BYTES, open_direct
 from shared.memory.io_buffer import io_buffer
 
 BLOCK_BYTES = 8 << 20
 BLOCKS = 4
-SECTOR_BYTES = 4096
 
 
 class StreamWriter:
@@ -31,7 +30,7 @@ class StreamWriter:
     def __init__(self, path: Path, position: int = 0) -> None:
         assert position % SECTOR_BYTES == 0
         self._path = path
-        self._fd = _open_direct(path)
+        self._fd = open_direct(path, os.O_WRONLY | os.O_CREAT).fd
         os.ftruncate(self._fd, position)
         os.lseek(self._fd, position, os.SEEK_SET)
         memory = io_buffer(BLOCKS * BLOCK_BYTES)
@@ -116,16 +115,6 @@ class StreamWriter:
         if aligned < length:
             _leave_direct(self._fd)
             _write_all(self._fd, block[aligned:length])
-
-
-def _open_direct(path: Path) -> int:
-    flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC
-    try:
-        return os.open(path, flags | os.O_DIRECT, 0o644)
-    except OSError as error:
-        if error.errno != errno.EINVAL:
-            raise
-        return os.open(path, flags, 0o644)
 
 
 def _leave_direct(fd: int) -> None:

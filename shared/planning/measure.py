@@ -5,7 +5,6 @@ Owns the measuring only; what the numbers are good for is decided elsewhere.
 
 from __future__ import annotations
 
-import errno
 import os
 import random
 import time
@@ -15,12 +14,12 @@ from pathlib import Path
 
 import numpy as np
 
+from shared.checkpoint.direct_file import SECTOR_BYTES, open_direct
 from shared.memory.io_buffer import io_buffer
 
 # The size of one expert record of the real model, to a MiB: what the reads will look like.
 READ_BYTES = 12 << 20
 READERS = 8
-_SECTOR = 4096
 _MEMORY_BYTES = 256 << 20
 
 
@@ -38,7 +37,7 @@ def disk_speed(path: Path, seconds: float = 1.0) -> DiskSpeed | None:
     if file is None:
         return None
     try:
-        fd, direct = _open(file)
+        fd, direct = open_direct(file, os.O_RDONLY)
     except OSError:
         return None
     try:
@@ -69,21 +68,12 @@ def _largest_file(path: Path) -> Path | None:
     return max(readable, key=lambda file: file.stat().st_size, default=None)
 
 
-def _open(file: Path) -> tuple[int, bool]:
-    try:
-        return os.open(file, os.O_RDONLY | os.O_DIRECT), True
-    except OSError as error:
-        if error.errno != errno.EINVAL:
-            raise
-        return os.open(file, os.O_RDONLY), False
-
-
 def _read_until(fd: int, size: int, deadline: float, seed: int) -> int:
     rng, done = random.Random(seed), 0
-    sectors = max(1, (size - READ_BYTES) // _SECTOR)
+    sectors = max(1, (size - READ_BYTES) // SECTOR_BYTES)
     buffer = io_buffer(READ_BYTES)
     while time.monotonic() < deadline:
-        count = os.preadv(fd, [buffer], rng.randrange(sectors) * _SECTOR)
+        count = os.preadv(fd, [buffer], rng.randrange(sectors) * SECTOR_BYTES)
         if count == 0:
             break
         done += count

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from shared.checkpoint import stream_writer
-from shared.checkpoint.stream_writer import BLOCK_BYTES, SECTOR_BYTES, StreamWriter
+from shared.checkpoint.direct_file import SECTOR_BYTES
+from shared.checkpoint.stream_writer import BLOCK_BYTES, StreamWriter
 
 
 def write(path: Path, data: bytes) -> None:
