@@ -53,14 +53,17 @@ def test_what_the_table_says_is_always_there_under_load(tmp_path: Path, device: 
         for _ in range(40):
             layer, clock = rng.randrange(layers), worker.control.worker_clock
             wave, ahead = sorted(rng.sample(range(experts), size)), rng.sample(range(experts), size)
-            held = tuple(int(s) for s in worker.control.slot_table[layer, wave] if s >= 0)
-            missing = tuple(e for e in wave if worker.control.slot_table[layer, e] < 0)
-            ticket = worker.client.start(FetchExperts(layer, missing, clock, held)) if missing else None
+            held = worker.look_up(layer, wave)
+            missing = tuple(expert for expert in wave if expert not in held)
+            look_up = FetchExperts(layer, missing, clock, tuple(held.values()))
+            ticket = worker.client.start(look_up) if missing else None
             worker.client.forget(worker.client.start(FetchExperts(layer, tuple(ahead), clock + 1, is_ahead=True)))
             if ticket is not None:
                 assert worker.client.finish(ticket, 10.0) == ExpertsFetched()
-            for expert in wave:
-                worker.check(layer, expert)
+                held |= worker.look_up(layer, missing)
+            assert len(held) == len(wave)
+            for expert, slot in held.items():
+                worker.check_slot(slot, layer, expert)
             worker.control.uses[layer, wave] += 1
             worker.control.worker_clock += 1
         worker.slab.close()

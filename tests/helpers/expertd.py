@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -47,7 +47,9 @@ class Worker:
         assert isinstance(reply, PoolOpened)
         self.pool = reply
         self.control = ControlBlock.open(reply.control_handle)
+        self._stack.closing.callback(self.control.close)
         self.slab = open_slab(reply.slab_handle, device)
+        self._stack.closing.callback(self.slab.close)
 
     def can_open(self) -> bool:
         try:
@@ -60,6 +62,11 @@ class Worker:
 
     def fetch(self, layer: int, *expert_ids: int, clock: int = 0) -> object:
         return self.client.call(FetchExperts(layer, expert_ids, clock), 5.0)
+
+    def look_up(self, layer: int, expert_ids: Sequence[int]) -> dict[int, int]:
+        """The slots of those that the table names. They stay as they are until the clock moves, the table may not."""
+        slots = self.control.slot_table[layer, list(expert_ids)].tolist()
+        return {expert: slot for expert, slot in zip(expert_ids, slots, strict=True) if slot >= 0}
 
     def check(self, layer: int, expert: int) -> None:
         """The slot that the table names holds this expert's bytes."""

@@ -123,8 +123,7 @@ def look_ups(config: Path, monkeypatch: pytest.MonkeyPatch, seed: int) -> list[t
         for _ in range(60):
             layer, clock = rng.randrange(7), worker.control.worker_clock
             wave, ahead = sorted(rng.sample(range(16), 4)), tuple(rng.sample(range(16), 4))
-            row = worker.control.slot_table[layer]
-            held = {expert: slot for expert in wave if (slot := int(row[expert])) >= 0}
+            held = worker.look_up(layer, wave)
             missing = tuple(expert for expert in wave if expert not in held)
             try:
                 if missing:
@@ -132,11 +131,12 @@ def look_ups(config: Path, monkeypatch: pytest.MonkeyPatch, seed: int) -> list[t
                     time.sleep(rng.uniform(0, 0.01))  # what is wanted ahead may come after the answer
                     worker.client.forget(worker.client.start(FetchExperts(layer, ahead, clock + 1, is_ahead=True)))
                     worker.client.finish(ticket, 10.0)
-                    held |= {expert: int(row[expert]) for expert in missing}
+                    held |= worker.look_up(layer, missing)
+                    assert len(held) == len(wave)
             except ServiceError as error:
                 failures.append((error.code, error.detail))
             time.sleep(rng.uniform(0, 0.01))
-            # The table may have given up what the look-up found; its slots stay as they are until the clock moves.
+            # Not what the table says now: it may have given up what the look-up found.
             for expert, slot in held.items():
                 worker.check_slot(slot, layer, expert)
             worker.control.worker_clock += 1

@@ -6,10 +6,12 @@ import mmap
 import os
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
 import pytest
+from helpers.descriptors import no_descriptor_left, num_descriptors_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -41,9 +43,9 @@ def plan(path, *extents) -> ReadPlan:
 
 
 def read(path, *extents, direct=True, slot_bytes=4 * BLOCK) -> np.ndarray:
-    slot, reader = slot_of(slot_bytes), RecordReader(direct, 4)
-    reader.read(plan(path, *extents), HostSlot(slot, Staging()))
-    reader.close()
+    slot = slot_of(slot_bytes)
+    with closing(RecordReader(direct, 4)) as reader:
+        reader.read(plan(path, *extents), HostSlot(slot, Staging()))
     return slot
 
 
@@ -176,14 +178,12 @@ def test_reads_that_come_in_parts(file, monkeypatch):
 
 
 def test_nothing_is_left_open(file):
-    before = os.listdir("/proc/self/fd")
-    read(file, (0, 100, [(0, 0, 100)]))
-    assert os.listdir("/proc/self/fd") == before
+    with no_descriptor_left():
+        read(file, (0, 100, [(0, 0, 100)]))
 
 
 def test_many_threads_share_one_descriptor(file):
     reader = RecordReader(True, 4)
-    before = len(os.listdir("/proc/self/fd"))
 
     def run(offset: int) -> bytes:
         slot = slot_of(BLOCK)
@@ -192,5 +192,5 @@ def test_many_threads_share_one_descriptor(file):
 
     with ThreadPoolExecutor(8) as threads:
         assert list(threads.map(run, range(0, 16000, 41))) == [DATA[o : o + 999].tobytes() for o in range(0, 16000, 41)]
-    assert len(os.listdir("/proc/self/fd")) == before + 1
+    assert num_descriptors_of(file) == 1
     reader.close()
