@@ -51,15 +51,13 @@ threads = 8
 device = "cuda"
 prefill_chunk = 4096
 """
-
-
 PARTS = ("services", "kernels", "misses")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("directory", type=Path)
-    parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS, help="of the result")
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS, help="what to measure; all of it")
     parser.add_argument("--tokens", type=int, default=1000, help="of each phase")
     parser.add_argument("--plot", type=Path, help="a PNG file of step times")
     args = parser.parse_args()

@@ -112,7 +112,7 @@ def cases() -> list[tuple[str, int, Callable[[], Callable[[], None]]]]:
     routing[19:25] = torch.full((6,), 0.25).view(torch.int32)
     routing[25:31] = 1
     record = 3 * (width * d // 2 + width * d // 32)
-    one = torch.zeros(1, dtype=torch.int32, device="cuda")
+    abort = torch.zeros(1, dtype=torch.int32, device="cuda")
     waited = torch.zeros(1, dtype=torch.uint32, device="cuda")
     shared, hidden = torch.empty(1, d, **bf16), torch.randn(6, 1, width, **bf16)
 
@@ -124,7 +124,7 @@ def cases() -> list[tuple[str, int, Callable[[], Callable[[], None]]]]:
             random_bytes(32, 16, low=120, high=124),
         )
         y, row = torch.randn(1, stride, **f32), torch.arange(256, dtype=torch.int32, device="cuda")
-        own = (y, w2, scale, halves, scales, pool, routing, row, one, waited, shared, torch.empty_like(hidden))
+        own = (y, w2, scale, halves, scales, pool, routing, row, abort, waited, shared, torch.empty_like(hidden))
         return lambda: kernel(*own)
 
     def down() -> Callable[[], None]:

@@ -16,7 +16,7 @@ from kernels.tile import NOTED, Program
 
 @contextmanager
 def rehearsal() -> Iterator[Collection[Program]]:
-    """Gives the programs that this thread asks for meanwhile, each once. They are neither compiled nor launched.
+    """Gives the programs that this thread asks for inside, each once. They are neither compiled nor launched.
 
     What a kernel would have written is zeros, so that ids and counts which the host reads are in range.
     """

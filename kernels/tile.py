@@ -38,7 +38,7 @@ class Program(NamedTuple):
         return f"{self.kernel.name}({', '.join(f'{name}={value!r}' for name, value in self.sizes)})"
 
     def compile(self) -> None:
-        """Returns once the kernel has it."""
+        """For this thread's GPU, unless the kernel has it already."""
         self.kernel(**dict(self.sizes))
 
 

@@ -22,10 +22,10 @@ COMPILER_BYTES = 1 << 30
 
 
 def compile_ahead(run: Callable[[], None], progress: Callable[[str], None]) -> None:
-    """`run`, but before it compile the kernels that it launches, as many at a time as this machine can.
+    """`run`, with the kernels that it launches compiled before, as many at a time as this machine can.
 
-    To find them, `run` is called once more, first, with zeros in place of what kernels write. What its launches depend
-    on must not be that; a kernel that was missed is compiled when it is launched.
+    `run` is called twice: first in a rehearsal, which finds them with zeros in place of what kernels write. What is
+    launched only because of other values is missed there, and compiled by the second call.
     """
     from kernels.rehearsal import compile_all, rehearsal  # and TileLang, which takes seconds
 

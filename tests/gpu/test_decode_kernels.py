@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 from helpers.decode import (
@@ -15,6 +17,7 @@ from helpers.decode import (
     quantised,
     record_offsets,
     routing_of,
+    zeros,
 )
 
 from kernels.reference import decode as twin
@@ -226,7 +229,6 @@ def test_expert_half(d: int, width: int, topk: int, experts: int, s: int) -> Non
     pool = torch.stack([fp4_record(d, width) for _ in range(experts)])
     table = slot_of.int().to(CUDA).repeat(3, 1)
     bias = torch.randn(experts, device=CUDA)
-    zeros = lambda *shape, dtype=torch.int64: torch.zeros(*shape, dtype=dtype, device=CUDA)  # noqa: E731
     uses, counts, own, heads = zeros(3, experts), zeros(3, experts), zeros(3), zeros(1)
     ring, waited, abort = zeros(64, 64, dtype=torch.int32), zeros(1, dtype=torch.uint32), zeros(1, dtype=torch.int32)
     routing = poisoned(routing_words(topk, s), dtype=torch.int32)
@@ -270,7 +272,6 @@ def test_expert_half(d: int, width: int, topk: int, experts: int, s: int) -> Non
 def test_a_missing_expert_is_asked_for_by_a_ticket() -> None:
     from kernels.decode.experts import route, routing_words
 
-    zeros = lambda *shape, dtype=torch.int64: torch.zeros(*shape, dtype=dtype, device=CUDA)  # noqa: E731
     y = torch.full((1, 288), -5.0, device=CUDA)
     y[0, 256 + torch.tensor([3, 7, 11, 20])] = torch.tensor([1.0, 2.0, 3.0, 4.0], device=CUDA)
     table = torch.arange(24, dtype=torch.int32, device=CUDA).repeat(2, 1)
@@ -293,7 +294,6 @@ def test_a_layer_guesses_what_the_next_one_wants(topk: int, experts: int, s: int
     """The guess, its hint, what came of it; and that the layer's own routing stays the same."""
     from kernels.decode.experts import route, routing_words
 
-    zeros = lambda *shape, dtype=torch.int64: torch.zeros(*shape, dtype=dtype, device=CUDA)  # noqa: E731
     clock, offset, rows = 2**32 - 1, 64, -(-experts // 16) * 16
     y = torch.randn(s, offset + 2 * rows, device=CUDA) * 3
     bias, next_bias = torch.randn(2, experts, device=CUDA)
@@ -339,14 +339,14 @@ def test_a_token_that_is_drawn_hints_at_missing_experts(s: int) -> None:
     from kernels.decode.sampling import BLOCKS, SAMPLING_WORDS, STEPS, sample
 
     vocab, layers, experts, topk, clock = 512, 3, 24, 4, 2**33 + 2**31
-    zeros = lambda *shape, dtype=torch.int32: torch.zeros(*shape, dtype=dtype, device=CUDA)  # noqa: E731
+    ints = partial(zeros, dtype=torch.int32)
     hashed = torch.rand(layers, vocab, experts, device=CUDA).argsort(-1)[..., :topk].short().contiguous()
     table = torch.randint(-1, 1, (layers + 2, experts), device=CUDA, dtype=torch.int32)
     table[1] = 0
-    own, ring = torch.tensor([clock, 0, 0], device=CUDA), zeros(HINTS, HINT_WORDS)
+    own, ring = torch.tensor([clock, 0, 0], device=CUDA), ints(HINTS, HINT_WORDS)
     hinted = torch.tensor([HINTS - 5, *[0] * (HINTED_WORDS - 1)], device=CUDA, dtype=torch.int32)
-    state = (zeros(s, SAMPLING_WORDS), zeros(s, dtype=torch.float32), zeros(s, BLOCKS, 2), zeros(s, dtype=torch.uint32))
-    tokens, positions, step, log = zeros(s), zeros(s), zeros(s), zeros(STEPS, s)
+    state = (ints(s, SAMPLING_WORDS), zeros(s, dtype=torch.float32), ints(s, BLOCKS, 2), zeros(s, dtype=torch.uint32))
+    tokens, positions, step, log = ints(s), ints(s), ints(s), ints(STEPS, s)
     draw = sample(vocab=vocab, s=s, hash_layers=layers, experts=experts, topk=topk)
     for _ in range(9):
         logits, before = torch.randn(s, vocab, device=CUDA), int(hinted[0])

@@ -18,6 +18,10 @@ def poisoned(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     return torch.full(shape, 0x7F, dtype=dtype, device=CUDA)
 
 
+def zeros(*shape: int, dtype: torch.dtype = torch.int64) -> torch.Tensor:
+    return torch.zeros(shape, dtype=dtype, device=CUDA)
+
+
 def close(y: torch.Tensor, expected: torch.Tensor, rel: float = 1.5e-3) -> None:
     """Relative Frobenius error; a NaN never passes."""
     error = (y.double() - expected.double()).norm() / expected.double().norm().clamp_min(1e-30)
@@ -85,11 +89,9 @@ def no_hints() -> tuple[torch.Tensor, ...]:
     from kernels.decode.experts import OWN_WORDS
     from kernels.decode.hints import HINT_WORDS, HINTED_WORDS, HINTS
 
-    hashed = torch.zeros(1, 1, 1, dtype=torch.int16, device=CUDA)
-    own = torch.zeros(OWN_WORDS, dtype=torch.int64, device=CUDA)
     shapes = (1, 1), (HINTS, HINT_WORDS), (HINTED_WORDS,)
-    table, hints, hinted = (torch.zeros(shape, dtype=torch.int32, device=CUDA) for shape in shapes)
-    return hashed, table, own, hints, hinted
+    table, hints, hinted = (zeros(*shape, dtype=torch.int32) for shape in shapes)
+    return zeros(1, 1, 1, dtype=torch.int16), table, zeros(OWN_WORDS), hints, hinted
 
 
 def no_guesses(experts: int) -> tuple[torch.Tensor, ...]:
@@ -97,7 +99,7 @@ def no_guesses(experts: int) -> tuple[torch.Tensor, ...]:
     from kernels.decode.hints import HINT_WORDS, HINTED_WORDS, HINTS
 
     shapes = (1,), (HINTS, HINT_WORDS), (HINTED_WORDS,), (2, experts), (2,)
-    return tuple(torch.zeros(shape, dtype=torch.int32, device=CUDA) for shape in shapes)
+    return tuple(zeros(*shape, dtype=torch.int32) for shape in shapes)
 
 
 def draws(logits: torch.Tensor, temperature: float, top_p: float, min_p: float, top_k: int, steps: int) -> torch.Tensor:
@@ -108,8 +110,8 @@ def draws(logits: torch.Tensor, temperature: float, top_p: float, min_p: float, 
     words = struct.pack("<fffiQ", temperature, top_p, min_p, top_k, 1234)
     sampling = torch.frombuffer(bytearray(words), dtype=torch.int32).unsqueeze(0).to(CUDA)
     threshold, best = poisoned(1), poisoned(1, BLOCKS, 2, dtype=torch.int32)
-    done = torch.zeros(1, dtype=torch.uint32, device=CUDA)
-    tokens, positions, step = (torch.zeros(1, dtype=torch.int32, device=CUDA) for _ in range(3))
+    done = zeros(1, dtype=torch.uint32)
+    tokens, positions, step = (zeros(1, dtype=torch.int32) for _ in range(3))
     log = poisoned(STEPS, 1, dtype=torch.int32)
     out = torch.empty(steps, dtype=torch.int64, device=CUDA)
     draw = sample(vocab=vocab, s=1, hash_layers=0, experts=1, topk=1)

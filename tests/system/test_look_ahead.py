@@ -5,17 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from helpers.look_ahead import decode
+from helpers.look_ahead import with_and_without
 
 pytestmark = pytest.mark.system
 
 
 def test_guesses_spare_misses_and_change_no_word(tmp_path: Path) -> None:
-    ids, with_guesses = decode(tmp_path / "with", look_ahead=True)
-    same, without = decode(tmp_path / "without", look_ahead=False)
-    assert ids == same
-    assert (without["guessed"], without["guessed_right"]) == (0, 0)
-    assert with_guesses["guessed"] > 100
-    assert with_guesses["guessed_right"] > 0.4 * with_guesses["guessed"]
-    assert with_guesses["hint_messages"] > without["hint_messages"] > 0
+    with_guesses, without = with_and_without(tmp_path)
     assert with_guesses["misses"] < 0.8 * without["misses"]
