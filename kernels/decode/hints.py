@@ -3,4 +3,4 @@
 HINTS, HINT_WORDS = 64, 32
 """Entries of the ring, and int32 words of one: number, is it a guess, layer, clock (2), how many ids, the ids."""
 HINTED_WORDS = 3
-"""What the GPU counts, int32: hints, missing experts that were guessed, and those of them that were then looked up."""
+"""What the GPU counts, int32: hints; missing experts that were guessed, when their layer looks up; those it wants."""

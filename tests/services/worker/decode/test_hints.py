@@ -85,12 +85,14 @@ def test_what_was_overwritten_is_forgotten_and_what_follows_is_not(hints: Hints,
         write(hints, 2, (number,))
     hints.serve(listener)
     heard = [ids[0] for layer, ids, _ in listener.heard if layer == 2]
+    assert heard[-1] == unread - 1
     assert heard == sorted(set(heard))
     assert set(heard) <= set(range(unread - HINTS, unread))
+    assert unread > HINTS or heard == list(range(HINTS))
     for number in range(HINTS):
         write(hints, 3, (number,))
         hints.serve(listener)
-    assert listener.heard[-1] == (3, (HINTS - 1,), False)
+    assert listener.heard[-HINTS:] == [(3, (number,), False) for number in range(HINTS)]
 
 
 def test_a_new_request_begins_with_none(hints: Hints) -> None:
