@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -70,86 +70,100 @@ def fp8(n: int, k: int) -> torch.Tensor:
     return random_bytes(n, k) & 0xF7
 
 
-def cases() -> list[tuple[str, int, Callable[[], Callable[[], None]]]]:
-    """Name, bytes that must be read, and what makes a launch on weights of its own."""
-    from kernels.decode.experts import experts_down, experts_up, routing_words
+Make = Callable[[], Callable[[], None]]
+Case = tuple[str, int, Make]
+"""Name, bytes that must be read, and what makes a launch on weights of its own."""
+
+D, WIDTH, Q, TOPK = 4096, 2048, 1024, 6
+F32: dict[str, Any] = {"dtype": torch.float32, "device": "cuda"}
+BF16: dict[str, Any] = {"dtype": torch.bfloat16, "device": "cuda"}
+
+
+def linear_cases() -> list[Case]:
     from kernels.decode.linear import fused_linear, grouped_linear, quantised_linear
 
-    d, width, q, stride = 4096, 2048, 1024, 4608
-    f32 = {"dtype": torch.float32, "device": "cuda"}
-    bf16 = {"dtype": torch.bfloat16, "device": "cuda"}
-    x = torch.randn(1, d, **f32).bfloat16()
-    codes, scales = fp8(1, d), torch.ones(1, d // 128, **f32)
-    halves = torch.randn(1, d, dtype=torch.float16, device="cuda")
+    x = torch.randn(1, D, **F32).bfloat16()
+    codes, scales = fp8(1, D), torch.ones(1, D // 128, **F32)
 
-    def fused(n8: int, n16: int, k: int) -> Callable[[], Callable[[], None]]:
+    def fused(n8: int, n16: int, k: int) -> Make:
         kernel = fused_linear(n8=n8, n16=n16, k=k, s=1, rows_per_scale=128)
 
         def make() -> Callable[[], None]:
-            w8, w16 = fp8(max(n8, 1), k), torch.randn(max(n16, 1), k, **bf16)
-            scale, y = random_bytes(max(1, n8 // 128), k // 128, low=120, high=124), torch.empty(1, n8 + n16, **f32)
+            w8, w16 = fp8(max(n8, 1), k), torch.randn(max(n16, 1), k, **BF16)
+            scale, y = random_bytes(max(1, n8 // 128), k // 128, low=120, high=124), torch.empty(1, n8 + n16, **F32)
             own = (codes[:, :k].contiguous(), scales[:, : k // 128].contiguous(), x[:, :k].contiguous())
             return lambda: kernel(w8, scale, w16, *own, y)
 
         return make
 
     def wo_a() -> Callable[[], None]:
-        kernel = grouped_linear(n=8192, groups=8, k=d, s=1, rows_per_scale=128)
-        w, scale = fp8(8192, d), random_bytes(64, d // 128, low=120, high=124)
-        o, y = torch.randn(1, 8 * d, **bf16), torch.empty(1, 8192, **bf16)
+        kernel = grouped_linear(n=8192, groups=8, k=D, s=1, rows_per_scale=128)
+        w, scale = fp8(8192, D), random_bytes(64, D // 128, low=120, high=124)
+        o, y = torch.randn(1, 8 * D, **BF16), torch.empty(1, 8192, **BF16)
         return lambda: kernel(w, scale, o, y)
 
     def wo_b() -> Callable[[], None]:
-        kernel = quantised_linear(n=d, k=8192, s=1, rows_per_scale=128)
-        w, scale = fp8(d, 8192), random_bytes(32, 64, low=120, high=124)
-        z, y = torch.randn(1, 8192, **bf16), torch.empty(1, d, **bf16)
+        kernel = quantised_linear(n=D, k=8192, s=1, rows_per_scale=128)
+        w, scale = fp8(D, 8192), random_bytes(32, 64, low=120, high=124)
+        z, y = torch.randn(1, 8192, **BF16), torch.empty(1, D, **BF16)
         return lambda: kernel(w, scale, z, y)
 
-    routing = torch.zeros(routing_words(6, 1), dtype=torch.int32, device="cuda")
-    routing[0] = 6
-    for begin in (1, 7, 13):  # experts, their places, their slots
-        routing[begin : begin + 6] = torch.arange(6)
-    routing[19:25] = torch.full((6,), 0.25).view(torch.int32)
-    routing[25:31] = 1
-    record = 3 * (width * d // 2 + width * d // 32)
+    return [
+        ("inputs, ratio 0: wq_a, wkv", 1536 * D, fused(1536, 0, D)),
+        ("inputs, ratio 4: and compressors, weights_proj", 1536 * D + 2 * 2624 * D, fused(1536, 2624, D)),
+        ("wq_b", 32768 * Q, fused(32768, 0, Q)),
+        ("wo_a", 8192 * D, wo_a),
+        ("wo_b", D * 8192, wo_b),
+        ("gates, shared w1, w3", 2 * WIDTH * D + 2 * 512 * D, fused(2 * WIDTH, 512, D)),
+        ("head", 2 * 129280 * D, fused(0, 129280, D)),
+    ]
+
+
+def expert_cases() -> list[Case]:
+    from kernels.decode.experts import experts_down, experts_up
+
+    stride = 2 * WIDTH + 512  # the shared expert's products and those of two gates
+    matrix = WIDTH * D // 2 + WIDTH * D // 32
+    halves, scales = torch.randn(1, D, dtype=torch.float16, device="cuda"), torch.ones(1, D // 128, **F32)
+    routing, row = resident_routing(), torch.arange(256, dtype=torch.int32, device="cuda")
     abort = torch.zeros(1, dtype=torch.int32, device="cuda")
     waited = torch.zeros(1, dtype=torch.uint32, device="cuda")
-    shared, hidden = torch.empty(1, d, **bf16), torch.randn(6, 1, width, **bf16)
+    shared, hidden = torch.empty(1, D, **BF16), torch.randn(TOPK, 1, WIDTH, **BF16)
 
     def up() -> Callable[[], None]:
-        kernel = experts_up(d=d, width=width, stride=stride, topk=6, limit=10.0, s=1, rows_per_scale=128)
-        pool, w2, scale = (
-            random_bytes(6, record, low=100, high=130),
-            fp8(d, width),
-            random_bytes(32, 16, low=120, high=124),
-        )
-        y, row = torch.randn(1, stride, **f32), torch.arange(256, dtype=torch.int32, device="cuda")
+        kernel = experts_up(d=D, width=WIDTH, stride=stride, topk=TOPK, limit=10.0, s=1, rows_per_scale=128)
+        pool, w2 = random_bytes(TOPK, 3 * matrix, low=100, high=130), fp8(D, WIDTH)
+        scale, y = random_bytes(32, 16, low=120, high=124), torch.randn(1, stride, **F32)
         own = (y, w2, scale, halves, scales, pool, routing, row, abort, waited, shared, torch.empty_like(hidden))
         return lambda: kernel(*own)
 
     def down() -> Callable[[], None]:
-        kernel = experts_down(d=d, width=width, topk=6, s=1)
-        pool, out = random_bytes(6, record, low=100, high=130), torch.empty(6, 1, d, **bf16)
+        kernel = experts_down(d=D, width=WIDTH, topk=TOPK, s=1)
+        pool, out = random_bytes(TOPK, 3 * matrix, low=100, high=130), torch.empty(TOPK, 1, D, **BF16)
         return lambda: kernel(hidden, pool, routing, out)
 
     return [
-        ("inputs, ratio 0: wq_a, wkv", 1536 * d, fused(1536, 0, d)),
-        ("inputs, ratio 4: and compressors, weights_proj", 1536 * d + 2 * 2624 * d, fused(1536, 2624, d)),
-        ("wq_b", 32768 * q, fused(32768, 0, q)),
-        ("wo_a", 8192 * d, wo_a),
-        ("wo_b", d * 8192, wo_b),
-        ("gates, shared w1, w3", 2 * width * d + 2 * 512 * d, fused(2 * width, 512, d)),
-        ("experts w1, w3 of 6, shared w2", 6 * 2 * (width * d // 2 + width * d // 32) + width * d, up),
-        ("experts w2 of 6", 6 * (width * d // 2 + width * d // 32), down),
-        ("head", 2 * 129280 * d, fused(0, 129280, d)),
+        ("experts w1, w3 of 6, shared w2", TOPK * 2 * matrix + WIDTH * D, up),
+        ("experts w2 of 6", TOPK * matrix, down),
     ]
+
+
+def resident_routing() -> torch.Tensor:
+    """What the router leaves of one token whose experts are all there; see `Routing` in experts.cuh."""
+    from kernels.decode.experts import routing_words
+
+    routing = torch.zeros(routing_words(TOPK, 1), dtype=torch.int32, device="cuda")
+    experts, places, slots = (torch.arange(TOPK) for _ in range(3))
+    weights, is_used = torch.full((TOPK,), 0.25).view(torch.int32), torch.ones(TOPK, dtype=torch.int32)
+    routing.copy_(torch.cat((torch.tensor([TOPK]), experts, places, slots, weights, is_used)))
+    return routing
 
 
 def main() -> None:
     best = ceiling()
     print(f"ceiling: {best / 1e12:.2f} TB/s of reads")
     rows = []
-    for name, nbytes, make in cases():
+    for name, nbytes, make in (*linear_cases(), *expert_cases()):
         launches = [make() for _ in range(max(2, min(16, COPIES_BYTES // nbytes + 1)))]
         us = median_us(launches)
         rows.append(Row(name, us, nbytes / 1e6, nbytes / us / 1e6, nbytes / us * 1e6 / best))
