@@ -79,6 +79,10 @@ F32: dict[str, Any] = {"dtype": torch.float32, "device": "cuda"}
 BF16: dict[str, Any] = {"dtype": torch.bfloat16, "device": "cuda"}
 
 
+def cases() -> list[Case]:
+    return [*linear_cases(), *expert_cases()]
+
+
 def linear_cases() -> list[Case]:
     from kernels.decode.linear import fused_linear, grouped_linear, quantised_linear
 
@@ -163,7 +167,7 @@ def main() -> None:
     best = ceiling()
     print(f"ceiling: {best / 1e12:.2f} TB/s of reads")
     rows = []
-    for name, nbytes, make in (*linear_cases(), *expert_cases()):
+    for name, nbytes, make in cases():
         launches = [make() for _ in range(max(2, min(16, COPIES_BYTES // nbytes + 1)))]
         us = median_us(launches)
         rows.append(Row(name, us, nbytes / 1e6, nbytes / us / 1e6, nbytes / us * 1e6 / best))
