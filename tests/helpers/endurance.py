@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from helpers.gpu import eventually
-from helpers.services import Stack, generate, running, shared_memory_names, token_ids, worker_client, write_config
+from helpers.services import Stack, generate, no_shared_memory_left, running, token_ids, worker_client, write_config
 from shared.checkpoint.config import ModelConfig
 from shared.checkpoint.index import TensorIndex
 from shared.checkpoint.records import RecordLayout, least_slots
@@ -71,6 +71,7 @@ class Plan:
     free_bytes: Callable[[], int] = lambda: 0
 
 
+@no_shared_memory_left()
 def endure(tmp_path: Path, checkpoint: Path, plan: Plan) -> Counter[str]:
     """How many requests ended how: by finish reason or code of the error."""
     copy = shutil.copytree(checkpoint, tmp_path / "checkpoint")
@@ -78,7 +79,6 @@ def endure(tmp_path: Path, checkpoint: Path, plan: Plan) -> Counter[str]:
     slot_bytes = RecordLayout.of(config).slot_bytes
     everything = config.num_moe_layers * config.n_routed_experts * slot_bytes
     requests = _requests(config.vocab_size, plan.longest)
-    names = shared_memory_names()
     with _services(tmp_path / "all", copy, everything, plan.worker) as stack, worker_client(stack.config) as client:
         answers = [token_ids(generate(client, request)) for request in requests]
         assert stack.stop() == {"expertd": 0, "worker": 0}
@@ -91,7 +91,6 @@ def endure(tmp_path: Path, checkpoint: Path, plan: Plan) -> Counter[str]:
                 course.kill(*victims)
             course.round(plan.tokens // (1 + len(plan.kills)), plan.free_bytes)
         assert stack.stop() == {"expertd": 0, "worker": 0}
-    assert shared_memory_names() == names
     return course.ends
 
 

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+from helpers.gpu import eventually
 from shared.config import Config, load_config
 from shared.protocol.messages import Generate, TokensGenerated
 from shared.runtime.boot import make_identity
@@ -151,5 +152,10 @@ def token_ids(replies: Sequence[TokensGenerated]) -> list[int]:
     return [token for reply in replies for token in reply.token_ids]
 
 
-def shared_memory_names() -> set[str]:
-    return set(os.listdir("/dev/shm"))
+@contextmanager
+def no_shared_memory_left() -> Iterator[None]:
+    """No new name stays in /dev/shm after the block. Other programs of the machine make some and remove them."""
+    before = set(os.listdir("/dev/shm"))
+    yield
+    left = set(os.listdir("/dev/shm")) - before
+    eventually(lambda: left.isdisjoint(os.listdir("/dev/shm")), lambda: f"left in /dev/shm: {left}")

@@ -15,5 +15,5 @@ TINY = ROOT / "tests" / "golden" / "tiny-a"
 
 
 def test_whatever_happens_answers_are_the_same_and_nothing_grows(tmp_path: Path) -> None:
-    ends = endure(tmp_path, TINY, Plan(tokens=150, longest=24, kills=[["expertd"]]))
+    ends = endure(tmp_path, TINY, Plan(tokens=100, longest=12, kills=[["expertd"]]))
     assert set(ends) == {"length", "abort", ErrorCode.PEER_LOST, ErrorCode.IO_ERROR}

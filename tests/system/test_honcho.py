@@ -10,7 +10,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from helpers.services import ROOT, SERVICES, Stack, shared_memory_names, write_config
+from helpers.services import ROOT, SERVICES, Stack, no_shared_memory_left, write_config
 
 from shared.checkpoint.synth import SynthOptions, synthesise
 
@@ -64,15 +64,13 @@ def wait_gone(stack: Stack, seconds: float = 8.0) -> None:
 
 
 def test_sigterm_stops_everything_cleanly(tmp_path, checkpoint):
-    before = shared_memory_names()
-    with honcho(tmp_path, checkpoint) as (process, stack):
+    with no_shared_memory_left(), honcho(tmp_path, checkpoint) as (process, stack):
         assert len(services_of(stack)) == 3
         process.send_signal(signal.SIGTERM)
         assert process.wait(8.0) == HONCHO_TERMINATED
         wait_gone(stack, 0.5)
         log = (tmp_path / "honcho.log").read_text()
         assert log.count("stopped exit=0") == 3
-    assert shared_memory_names() == before
     assert {p.suffix for p in (tmp_path / "run").iterdir()} <= {".lock"}
 
 
