@@ -13,9 +13,11 @@ namespace icebox {
 
 constexpr int kActBlock = 128;  // activations share a scale over so many inputs
 
+// Weights pass once: not worth a line of L1. Volatile, so that loads stay ahead of what is done meanwhile; and not "nc", which
+// the assembler moves behind await_previous, and which wants memory that nobody writes: slots are filled while kernels wait.
 __device__ __forceinline__ uint4 stream16(const void* p) {
-  uint4 v;  // weights pass once: not worth a line of L1; volatile, so that loads stay ahead of what is done meanwhile
-  asm volatile("ld.global.nc.L1::no_allocate.L2::128B.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(p));
+  uint4 v;
+  asm volatile("ld.global.L1::no_allocate.L2::128B.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(p));
   return v;
 }
 
