@@ -121,3 +121,12 @@ def test_no_heavy_library_is_loaded(unit: str) -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
+
+
+def test_every_benchmark_starts_from_the_root() -> None:
+    """As `python -m benchmarks.X`, where the tests' own folder is not on the path."""
+    names = [f"benchmarks.{path.stem}" for path in sorted((ROOT / "benchmarks").glob("*.py"))]
+    done = subprocess.run(
+        [sys.executable, "-c", f"import {', '.join(names)}"], cwd=ROOT, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr

@@ -11,12 +11,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from helpers.gpu import eventually
 from shared.config import Config, load_config
 from shared.protocol.messages import Generate, TokensGenerated
 from shared.runtime.boot import make_identity
 from shared.transport.client import BlockingClient
 from shared.transport.control import ping
+
+from .gpu import eventually
 
 ROOT = Path(__file__).resolve().parents[2]
 SERVICES = ("expertd", "worker", "front")
