@@ -3,8 +3,8 @@
     python -m benchmarks.sanitizer [--tool memcheck] [--workers 14]
 
 Runs the small tests of the kernels once plainly, which compiles, and once under each tool, after the tool has shown
-that it finds a planted fault. One line a tool; exits 1 unless all are clean, whatever the tests
-say of results.
+that it finds a planted fault. Test files run side by side, for the tools are slow. One line a tool and file; exits 1
+unless all are clean, whatever the tests say of results.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -46,31 +47,41 @@ class Verdict:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tool", choices=list(TOOLS), action="append", help="may be repeated (default: all)")
-    parser.add_argument("--workers", type=int, default=0, help="processes that compile, by pytest-xdist")
+    parser.add_argument("--workers", type=int, default=0, help="processes that compile (pytest-xdist), files at once")
     arguments = parser.parse_args()
     if shutil.which("compute-sanitizer") is None:
         raise SystemExit("no compute-sanitizer on the PATH: it comes with NVIDIA's CUDA toolkit")
     side_by_side = ["-n", str(arguments.workers), "-p", "no:benchmark"] if arguments.workers else []
-    plain = subprocess.run([*_pytest(), *side_by_side], capture_output=True, text=True)
+    plain = subprocess.run([*_pytest(*TESTS), *side_by_side], capture_output=True, text=True)
     print(f"without a tool: {_last_line(plain.stdout)}", flush=True)
     if " passed" not in plain.stdout:
         raise SystemExit(f"no test passes here\n{plain.stdout[-2000:]}{plain.stderr[-2000:]}")
-    names = _kernel_names()
-    verdicts = {}
-    for tool in arguments.tool or TOOLS:
-        planted = _under(tool, [sys.executable, "-m", "benchmarks.sanitizer_faults", tool], ["planted_kernel"])
-        verdict = _under(tool, _pytest(), names) if _found(planted) else _useless(planted)
-        verdicts[tool] = verdict
-        print(f"{tool}: {verdict.verdict}, {verdict.seconds:.0f} s; {verdict.summary}; {verdict.tests}", flush=True)
-        if verdict.verdict != "clean":
-            print(verdict.details, file=sys.stderr)
-    figures = {tool: {k: v for k, v in asdict(verdict).items() if k != "details"} for tool, verdict in verdicts.items()}
+    names, tools = _kernel_names(), arguments.tool or list(TOOLS)
+    with ThreadPoolExecutor(max(1, arguments.workers)) as pool:
+        verdicts: dict[str, dict[str, Verdict]] = {tool: {} for tool in tools if _finds_faults(tool)}
+        runs = {(tool, test): pool.submit(_under, tool, _pytest(test), names) for tool in verdicts for test in TESTS}
+        for (tool, test), run in runs.items():
+            verdicts[tool][Path(test).stem] = run.result()
+            _show(tool, test, run.result())
+    figures = {tool: {test: _figures(verdict) for test, verdict in own.items()} for tool, own in verdicts.items()}
     report.save("sanitizer", {"kernels": len(names), "tools": figures})
-    raise SystemExit(any(verdict.verdict != "clean" for verdict in verdicts.values()))
+    is_clean = all(verdict.verdict == "clean" for own in verdicts.values() for verdict in own.values())
+    raise SystemExit(not is_clean or len(verdicts) < len(tools))
 
 
-def _pytest() -> list[str]:
-    return [sys.executable, "-m", "pytest", "-m", "small", "-k", CHOICE, *TESTS]
+def _show(tool: str, test: str, verdict: Verdict) -> None:
+    said = f"{verdict.verdict}, {verdict.seconds:.0f} s; {verdict.summary}; {verdict.tests}"
+    print(f"{tool} {Path(test).stem}: {said}", flush=True)
+    if verdict.verdict != "clean":
+        print(verdict.details, file=sys.stderr)
+
+
+def _figures(verdict: Verdict) -> dict[str, object]:
+    return {key: value for key, value in asdict(verdict).items() if key != "details"}
+
+
+def _pytest(*tests: str) -> list[str]:
+    return [sys.executable, "-m", "pytest", "-m", "small", "-k", CHOICE, f"--timeout={LIMIT_S}", *tests]
 
 
 def _kernel_names() -> list[str]:
@@ -112,14 +123,13 @@ def _last_line(output: str) -> str:
     return output.strip().rpartition("\n")[2]
 
 
-def _found(planted: Verdict) -> bool:
+def _finds_faults(tool: str) -> bool:
     """A tool that cannot run at all finds nothing, and says no number."""
-    return planted.verdict == "faults" and re.search(r"SUMMARY: [1-9]", planted.summary) is not None
-
-
-def _useless(planted: Verdict) -> Verdict:
-    summary = f"a planted fault was not found: {planted.summary}"
-    return Verdict("useless here", summary, "", planted.seconds, planted.details)
+    planted = _under(tool, [sys.executable, "-m", "benchmarks.sanitizer_faults", tool], ["planted_kernel"])
+    if planted.verdict == "faults" and re.search(r"SUMMARY: [1-9]", planted.summary):
+        return True
+    print(f"{tool}: useless here, a planted fault was not found: {planted.summary}\n{planted.details}", file=sys.stderr)
+    return False
 
 
 if __name__ == "__main__":
