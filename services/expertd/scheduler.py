@@ -26,6 +26,9 @@ T = TypeVar("T")
 
 # Hints that wait are at most one to so many slots: they come by the hundred, and must not flush a small cache.
 HINT_SHARE = 4
+# Loads in flight that nobody waits for, while a worker is there: its next miss shares the drive with no more. Two are
+# enough to keep a drive busy with records of megabytes.
+BACKGROUND = 2
 
 
 class Urgency(IntEnum):
@@ -154,15 +157,17 @@ class Scheduler(Generic[T]):
         """The load to start now, with its slot; None if there is none, or no slot can be had yet."""
         self._slots.reclaim(self._look())
         self._replenish()
-        for urgency, queue in zip(Urgency, self._queues, strict=True):
-            if queue and not (urgency is Urgency.GUESS and self._is_awaited()):
-                slot = self._find_slot()
-                if slot is None:
-                    return None  # what is less urgent must not take the slot that this one waits for
-                load = queue.popleft()
-                load.slot = slot
-                return load
-        return None
+        queue = self._first_queue()
+        if queue is None or (slot := self._find_slot()) is None:
+            return None  # what is less urgent must not take the slot that this one waits for
+        load = queue.popleft()
+        load.slot = slot
+        return load
+
+    @property
+    def has_next(self) -> bool:
+        """Whether a load may start, as soon as a slot can be had."""
+        return self._first_queue() is not None
 
     def finish(self, load: Load[T], is_read: bool) -> list[T]:
         """The read has ended: publish it or give the slot back. Tokens of the requests that end with it."""
@@ -229,9 +234,22 @@ class Scheduler(Generic[T]):
             del self._loads[load.key]
         self._queues[urgency].clear()
 
-    def _is_awaited(self) -> bool:
-        """Whether something in flight is waited for: a guess must not share the disk with it."""
-        return any(load.fetches for load in self._loads.values())
+    def _first_queue(self) -> deque[Load[T]] | None:
+        """The most urgent one that has a load, unless that must wait for what is in flight."""
+        urgency = next((urgency for urgency in Urgency if self._queues[urgency]), None)
+        if urgency is None or (urgency > Urgency.AHEAD and not self._has_room_behind()):
+            return None
+        return self._queues[urgency]
+
+    def _has_room_behind(self) -> bool:
+        """Whether one more load may start that nobody waits for.
+
+        Not beside one that is waited for, even if it is certain to be: two that share the drive both end when the later
+        one would have, and the worker could have computed from when the earlier one would have.
+        """
+        if any(load.fetches for load in self._loads.values()):
+            return False
+        return self.in_flight < BACKGROUND or not self._look().is_attached
 
     def _find_slot(self) -> int | None:
         if self._standing is not None:

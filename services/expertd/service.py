@@ -191,10 +191,12 @@ class ExpertService:
         with self._lock:
             while not self._is_stopping:
                 load = self._scheduler.next()
+                has_next = self._scheduler.has_next
                 if load is not None:
+                    if has_next:
+                        self._work.notify()  # what waited for the end of another load may need a second reader
                     return load
-                has_queue = any(self._scheduler.queued(urgency) for urgency in Urgency)
-                self._work.wait(SLOT_POLL_S if has_queue else None)
+                self._work.wait(SLOT_POLL_S if has_next else None)
             return None
 
     def _read(self, load: Load[Request], landing: Landing) -> None:

@@ -1,10 +1,12 @@
 """What is read next, into which slot, and who may go on: without clock, disk or sockets."""
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from services.expertd.cache import ExpertCache
 from services.expertd.policy import Key, Lru
-from services.expertd.scheduler import HINT_SHARE, Scheduler, Urgency
+from services.expertd.scheduler import BACKGROUND, HINT_SHARE, Load, Scheduler, Urgency
 from services.expertd.slots import Slots, WorkerView
 
 SLOT_BYTES = 10
@@ -38,6 +40,21 @@ class Bench:
 
     def guess(self, layer: int, *ids: int) -> None:
         self.scheduler.hint(layer, ids, is_guess=True)
+
+    def wish(self, kind: str, layer: int, *ids: int) -> None:
+        """What nobody waits for."""
+        if kind == "warm":
+            for expert in ids:
+                if Key(layer, expert) not in self.cache:
+                    self.scheduler.warm(Key(layer, expert), 1)
+        else:
+            self.scheduler.hint(layer, ids, is_guess=kind == "guess")
+
+    def load_of(self, layer: int, expert: int) -> Load[str]:
+        return self.scheduler._loads[Key(layer, expert)]
+
+    def awaited(self) -> bool:
+        return any(load.fetches for load in self.scheduler._loads.values())
 
     def start(self) -> tuple[int, int] | None:
         """Start the next load; its layer and expert."""
@@ -192,15 +209,86 @@ def test_a_pin_ends_with_its_clock_however_far_it_was_set():
     assert bench.start() == (1, 0)
 
 
-def test_a_guess_waits_until_nobody_waits_for_the_disk():
+@pytest.mark.parametrize("wish", ["hint", "guess", "warm"])
+@pytest.mark.parametrize("ahead", [False, True])
+def test_what_nobody_waits_for_waits_until_nobody_waits_for_the_drive(wish, ahead):
     bench = Bench(8)
-    bench.ask("now", 0, 0)
-    bench.guess(1, 0)
+    bench.ask("now", 0, 0, ahead=ahead)
+    bench.wish(wish, 1, 0)
     assert bench.start() == (0, 0)
     demand = bench.load
     assert bench.start() is None, "the demand is still being read"
+    assert not bench.scheduler.has_next, "so there is nothing to look for until it ends"
     assert bench.scheduler.finish(demand, True) == ["now"]
+    assert bench.scheduler.has_next
     assert bench.start() == (1, 0)
+
+
+@pytest.mark.parametrize("wish", ["hint", "guess", "warm"])
+def test_a_miss_finds_few_reads_in_flight_that_nobody_waits_for(wish):
+    bench = Bench(32)
+    bench.wish(wish, 1, *range(6))
+    for expert in range(BACKGROUND):
+        assert bench.start() == (1, expert)
+    assert bench.start() is None
+    background = bench.load_of(1, 0)
+    bench.ask("now", 0, 1, 2, 3)
+    assert [bench.start() for _ in range(4)] == [(0, 1), (0, 2), (0, 3), None]
+    bench.scheduler.finish(background, True)
+    assert bench.start() is None, "one that ends makes no room for another beside the misses"
+    for expert in (1, 2, 3):
+        bench.scheduler.finish(bench.load_of(0, expert), True)
+    assert [bench.start(), bench.start()] == [(1, BACKGROUND), None]
+
+
+def test_warming_takes_every_reader_while_there_is_no_worker():
+    bench = Bench(16)
+    bench.attached = False
+    bench.wish("warm", 0, *range(10))
+    assert [bench.start() for _ in range(11)] == [*((0, expert) for expert in range(10)), None]
+
+
+WISHES = st.sampled_from(["now", "ahead", "hint", "guess", "warm"])
+STEPS = st.one_of(
+    st.tuples(WISHES, st.integers(0, 3), st.integers(0, 7)),
+    st.tuples(st.just("start"), st.just(0), st.just(0)),
+    st.tuples(st.just("finish"), st.integers(0, 9), st.just(0)),
+)
+
+
+@given(st.lists(STEPS, max_size=80))
+def test_every_start_is_the_most_urgent_that_may_be_and_everything_is_read_in_the_end(steps):
+    bench = Bench(64)
+    flying: list[Load[str]] = []
+
+    def start() -> bool:
+        awaited, before = bench.awaited(), len(flying)
+        urgent = [urgency for urgency in Urgency if bench.scheduler.queued(urgency)]
+        may = bool(urgent) and (urgent[0] <= Urgency.AHEAD or (not awaited and before < BACKGROUND))
+        assert bench.scheduler.has_next == may
+        if bench.start() is None:
+            assert not may
+            return False
+        assert bench.load is not None
+        assert bench.load.urgency is urgent[0]
+        flying.append(bench.load)
+        return True
+
+    for name, a, b in steps:
+        match name:
+            case "start":
+                start()
+            case "finish":
+                if flying:
+                    bench.scheduler.finish(flying.pop(a % len(flying)), True)
+            case "now" | "ahead":
+                bench.ask(name, a, b, ahead=name == "ahead")
+            case wish:
+                bench.wish(wish, a, b)
+    while start() or flying:
+        if flying:
+            bench.scheduler.finish(flying.pop(), True)
+    assert bench.scheduler.unfinished == 0
 
 
 def test_a_new_guess_replaces_what_is_left_of_the_last_but_not_what_was_asked_for_since():
