@@ -16,6 +16,7 @@ import torch
 
 from services.worker.device_memory import pool_tensor
 from services.worker.look_ahead import LookAhead, LookAheadCounters
+from services.worker.working_time import WorkingTime
 from shared.config import PrefetchConfig
 from shared.errors import CapacityError, ErrorCode, PeerLost, ServiceError
 from shared.memory.control_block import Addresses, ControlBlock
@@ -84,6 +85,18 @@ class ExpertCounters(LookAheadCounters):
     wait_seconds: float = 0.0
 
 
+@dataclass(frozen=True, slots=True)
+class _Demand:
+    """A request for what a look-up found missing, sent at a time of `perf_counter`.
+
+    It is plain if it names one record that was not asked for before: then its answer says how long a read takes.
+    """
+
+    request_id: int
+    sent: float
+    is_plain: bool
+
+
 class SharedExperts:
     """Experts in the pool of a running expertd. Owned by one thread.
 
@@ -123,7 +136,10 @@ class SharedExperts:
             self.pool = pool_tensor(slab, opened.num_slots, opened.slot_bytes, device)
             self._mapped = mapped.pop_all()
         self._records = list(self.pool[:, :record_bytes].unbind())
-        self._asked: dict[int, float] = {}  # requests of a running GPU, and when they were sent
+        self._asked: dict[int, _Demand] = {}  # by request, those of a running GPU
+        self._announced: dict[int, frozenset[int]] = {}  # by layer, what was last asked for ahead of its look-up
+        self._working = WorkingTime()
+        self._judged_at = 0.0
 
     @classmethod
     def open(
@@ -163,6 +179,7 @@ class SharedExperts:
             for request_id in self._asked:
                 self._client.forget(request_id)
             self._asked.clear()
+            self._working.go()
             self.control.busy = False
 
     def look_up(self, layer: int, expert_ids: Sequence[int], ahead: Sequence[int] = ()) -> SharedLookUp:
@@ -172,15 +189,14 @@ class SharedExperts:
         self.control.uses[layer, list(expert_ids)] += 1
         hits = {e: self._records[s] for e, s in zip(expert_ids, slots, strict=True) if s >= 0}
         missing = tuple(e for e, s in zip(expert_ids, slots, strict=True) if s < 0)
-        self._look_ahead.looked_up(layer, expert_ids)
+        self._look_ahead.looked_up(layer, expert_ids, self._working.seconds)
         self._counters.lookups += len(expert_ids)
         self._counters.resident += len(hits)
-        ticket = (
-            self._fetch(FetchExperts(layer, missing, clock, tuple(s for s in slots if s >= 0))) if missing else None
-        )
+        held = tuple(s for s in slots if s >= 0)
+        demand = self._demand(layer, missing, held, clock) if missing else None
         if ahead:
             self._fetch_ahead(layer, ahead, clock + 1)
-        return SharedLookUp(self, layer, hits, missing, ticket)
+        return SharedLookUp(self, layer, hits, missing, demand)
 
     def hint(self, layer: int, expert_ids: Sequence[int]) -> None:
         if not self._prefetch.hash_layers:
@@ -194,32 +210,43 @@ class SharedExperts:
             return
         row = self.control.slot_table[layer]
         if wanted := tuple(e for e in choose() if row[e] < 0):
-            self._look_ahead.guessed(layer, wanted)
             self.pass_hint(layer, wanted, is_guess=True)
+            self._look_ahead.guessed(layer, wanted, self._working.seconds)
 
     def pass_hint(self, layer: int, expert_ids: tuple[int, ...], is_guess: bool = False) -> None:
         """Tell expertd of experts that were found missing before their look-up."""
         self._counters.hint_messages += 1
+        self._announced[layer] = frozenset(expert_ids)
         self._client.send(PrefetchHint(layer, expert_ids, is_guess))
 
     def judge_guesses(self, look_ups: int, guessed: int, right: int) -> bool:
         """Whether a GPU should go on guessing, after so many look-ups and guesses of absent experts, of which so many
         came true."""
+        if look_ups:
+            now = self._working.seconds
+            self._look_ahead.was_ahead((now - self._judged_at) / look_ups)
+            self._judged_at = now
         self._look_ahead.score(guessed, right)
         return self._look_ahead.may_guess(look_ups)
 
     def ask(self, layer: int, expert_ids: tuple[int, ...], held_slots: tuple[int, ...], clock: int) -> None:
         """Send for experts that a kernel found missing; it sees the answer in the slot table."""
-        self._asked[self._fetch(FetchExperts(layer, expert_ids, clock, held_slots))] = time.monotonic()
+        demand = self._demand(layer, expert_ids, held_slots, clock)
+        self._asked[demand.request_id] = demand
+        self._working.stop()
 
     def take_answers(self) -> None:
         """Raises ServiceError or PeerLost if something that was asked for cannot be had."""
         while self._asked and (reply := self._client.poll(0.0)) is not None:
             request_id, message = reply
-            self._asked.pop(request_id, None)
+            demand = self._asked.pop(request_id, None)
             if isinstance(message, ErrorReply):
                 raise service_error(message)
-        if self._asked and time.monotonic() - min(self._asked.values()) > FETCH_TIMEOUT_S:
+            if demand is not None:
+                self._arrived(demand)
+        if not self._asked:
+            self._working.go()
+        elif time.perf_counter() - min(demand.sent for demand in self._asked.values()) > FETCH_TIMEOUT_S:
             raise PeerLost(f"expertd did not read an expert within {FETCH_TIMEOUT_S:g} s")
 
     def check_peer(self) -> None:
@@ -236,6 +263,15 @@ class SharedExperts:
         with suppress(ServiceError):  # gone or draining: the mapping was all that mattered
             self._client.call(ClosePool(), timeout_s=1.0)
 
+    def _demand(self, layer: int, missing: tuple[int, ...], held_slots: tuple[int, ...], clock: int) -> _Demand:
+        is_plain = len(missing) == 1 and missing[0] not in self._announced.get(layer, ())
+        sent = time.perf_counter()
+        return _Demand(self._fetch(FetchExperts(layer, missing, clock, held_slots)), sent, is_plain)
+
+    def _arrived(self, demand: _Demand) -> None:
+        if demand.is_plain:
+            self._look_ahead.was_read(time.perf_counter() - demand.sent)
+
     def _fetch(self, message: FetchExperts) -> int:
         self._counters.fetch_messages += 1
         return self._client.start(message)
@@ -243,18 +279,22 @@ class SharedExperts:
     def _fetch_ahead(self, layer: int, expert_ids: Sequence[int], clock: int) -> None:
         row = self.control.slot_table[layer]
         if missing := tuple(e for e in expert_ids if row[e] < 0):
+            self._announced[layer] = frozenset(missing)
             self._client.forget(self._fetch(FetchExperts(layer, missing, clock, is_ahead=True)))
 
-    def _collect(self, layer: int, missing: tuple[int, ...], ticket: int) -> dict[int, torch.Tensor]:
+    def _collect(self, layer: int, missing: tuple[int, ...], demand: _Demand) -> dict[int, torch.Tensor]:
         started = time.perf_counter()
+        self._working.stop()
         try:
-            reply = self._client.finish(ticket, timeout_s=FETCH_TIMEOUT_S)
+            reply = self._client.finish(demand.request_id, timeout_s=FETCH_TIMEOUT_S)
         except ServiceError as error:
             if error.code is ErrorCode.TIMEOUT:
                 # expertd believes that we stand still until it answers; going on needs a new connection.
                 raise PeerLost(error.detail) from error
             raise
+        self._working.go()
         self._counters.wait_seconds += time.perf_counter() - started
+        self._arrived(demand)
         if not isinstance(reply, ExpertsFetched):
             raise ServiceError(ErrorCode.INTERNAL, f"expertd answered FetchExperts with {type(reply).__name__}")
         slots = self.control.slot_table[layer, list(missing)].tolist()
@@ -268,7 +308,7 @@ class SharedExperts:
 class SharedLookUp:
     """One wave against the shared pool."""
 
-    __slots__ = ("_experts", "_layer", "_missing", "_ticket", "hits")
+    __slots__ = ("_demand", "_experts", "_layer", "_missing", "hits")
 
     def __init__(
         self,
@@ -276,18 +316,18 @@ class SharedLookUp:
         layer: int,
         hits: dict[int, torch.Tensor],
         missing: tuple[int, ...],
-        ticket: int | None,
+        demand: _Demand | None,
     ) -> None:
         self._experts = experts
         self._layer = layer
         self._missing = missing
-        self._ticket = ticket
+        self._demand = demand
         self.hits: Mapping[int, torch.Tensor] = hits
 
     def wait(self) -> Mapping[int, torch.Tensor]:
-        if self._ticket is None:
+        if self._demand is None:
             return {}
-        return self._experts._collect(self._layer, self._missing, self._ticket)
+        return self._experts._collect(self._layer, self._missing, self._demand)
 
     def done(self) -> None:
         self._experts._tick()

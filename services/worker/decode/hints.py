@@ -59,10 +59,15 @@ class Hints:
         self.judge(experts)
 
     def serve(self, experts: TicketedExperts) -> None:
-        """Pass on what is new. Raises ServiceError, PeerLost."""
+        """Pass on what is new, and judge as often as layers end: guesses that cost too much end soon.
+
+        Raises ServiceError, PeerLost.
+        """
         for hint in self._new():
             if hint.clock >= experts.control.worker_clock:
                 experts.pass_hint(hint.layer, hint.expert_ids, hint.is_guess)
+        if experts.control.worker_clock > self._clock:
+            self.judge(experts)
 
     def judge(self, experts: TicketedExperts) -> None:
         """Have the GPU guess, or not, by how it went since the last time."""
