@@ -129,7 +129,7 @@ class ExpertService:
 
     def _fetch(self, request: Request, message: FetchExperts) -> None:
         self._check_look_up(message)
-        self._observe_uses()
+        self._observe_uses(message.layer, message.expert_ids)  # before they are there, and no others: a worker waits
         before = self._scheduler.counters.misses
         is_answered = self._scheduler.fetch(
             request, message.layer, message.expert_ids, message.held_slots, message.clock, message.is_ahead
@@ -168,13 +168,17 @@ class ExpertService:
         now = time.monotonic()  # first, so that the flags are never older than the time they are said to be of
         return WorkerView(control.worker_clock, control.busy, self._worker is not None, now)
 
-    def _observe_uses(self) -> None:
+    def _observe_uses(self, layer: int, expert_ids: tuple[int, ...]) -> None:
+        uses, seen = self._pool.control.uses[layer], self._seen[layer]
+        for expert in expert_ids:
+            if (gain := int(uses[expert] - seen[expert])) > 0:
+                self._cache.use(Key(layer, expert), gain)
+                seen[expert] += gain
+
+    def _observe_all_uses(self) -> None:
         """Hits cost no message: the policy learns of them from the worker's counts."""
-        uses = self._pool.control.uses.copy()
-        changed = np.argwhere(uses > self._seen)
-        for layer, expert in changed.tolist():
-            self._cache.use(Key(layer, expert), int(uses[layer, expert] - self._seen[layer, expert]))
-            self._seen[layer, expert] = uses[layer, expert]
+        for layer, experts in enumerate(self._pool.control.uses > self._seen):
+            self._observe_uses(layer, tuple(experts.nonzero()[0].tolist()))
 
     # --- reader threads ------------------------------------------------------------------------------------------
 
@@ -254,7 +258,7 @@ class ExpertService:
         next_save = time.monotonic() + HEAT_SAVE_S
         while not self._context.wait(USES_POLL_S):
             with self._lock:
-                self._observe_uses()
+                self._observe_all_uses()
             if time.monotonic() >= next_save:
                 self._save_heat()
                 next_save = time.monotonic() + HEAT_SAVE_S
