@@ -1,13 +1,16 @@
-"""expertd alone as a process, and a worker of the test's own that asks it and looks into its pool."""
+"""expertd alone, as a process or in a thread, and a worker of the test's own that asks it and looks into its pool."""
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 from helpers.gpu import read_gpu
 from helpers.services import ROOT, Stack, running, write_config
+from services.expertd.__main__ import serve
 from shared.checkpoint.config import ModelConfig
 from shared.checkpoint.index import TensorIndex
 from shared.checkpoint.records import ExpertRecords
@@ -17,6 +20,7 @@ from shared.memory.host import HostSlab
 from shared.memory.slab import Slab, open_slab
 from shared.protocol.messages import FetchExperts, OpenPool, PoolOpened
 from shared.runtime.boot import make_identity
+from shared.runtime.context import ServiceContext
 from shared.transport.client import BlockingClient
 
 TINY = ROOT / "tests" / "golden" / "tiny-a"
@@ -27,6 +31,25 @@ def expertd(tmp_path: Path, checkpoint: Path = TINY, **sections: dict[str, objec
     config = write_config(tmp_path / "icebox.toml", checkpoint, **sections)
     with running(config, "expertd") as stack:
         yield stack
+
+
+@contextmanager
+def served(config_path: Path) -> Iterator[Stack]:
+    """expertd in a thread of this process."""
+    stack = Stack(config_path)
+    stack.config.run_dir.mkdir(mode=0o700)
+    context = ServiceContext(stack.config, make_identity("expertd"))
+    thread = threading.Thread(target=serve, args=(context,))
+    thread.start()
+    try:
+        while context.pong().state != "ready":
+            assert thread.is_alive()
+            time.sleep(0.01)
+        yield stack
+    finally:
+        stack.closing.close()
+        context.request_stop()
+        thread.join()
 
 
 class Worker:

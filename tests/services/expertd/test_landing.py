@@ -14,7 +14,6 @@ import random
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 import zlib
 from collections.abc import Iterator
@@ -23,14 +22,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from helpers.expertd import TINY, Worker
+from helpers.expertd import TINY, Worker, served
 from helpers.services import ROOT, Stack, write_config
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from services.expertd import reader as reader_module
 from services.expertd import service as service_module
-from services.expertd.__main__ import serve
 from services.expertd.landing import HostSlot, Staging
 from services.expertd.landing_cuda import MARGIN, CudaSlot
 from services.expertd.reader import BLOCK, RecordReader
@@ -41,8 +39,6 @@ from shared.errors import DeviceError, ErrorCode, ExitCode, ServiceError
 from shared.memory.control_block import ControlBlock
 from shared.memory.host import HostSlab
 from shared.protocol.messages import FetchExperts
-from shared.runtime.boot import make_identity
-from shared.runtime.context import ServiceContext
 
 SLOT_BYTES = 28672
 FAILURES = 0.15
@@ -82,25 +78,6 @@ class SlowLanding:
     def _demand_withdrawn(self, slot: int) -> None:
         if (self.control.slot_table == slot).any():
             self.broken_rules.append(f"slot {slot} was written while the table named it")
-
-
-@contextmanager
-def served(config_path: Path) -> Iterator[Stack]:
-    """expertd in a thread of this process."""
-    stack = Stack(config_path)
-    stack.config.run_dir.mkdir(mode=0o700)
-    context = ServiceContext(stack.config, make_identity("expertd"))
-    thread = threading.Thread(target=serve, args=(context,))
-    thread.start()
-    try:
-        while context.pong().state != "ready":
-            assert thread.is_alive()
-            time.sleep(0.01)
-        yield stack
-    finally:
-        stack.closing.close()
-        context.request_stop()
-        thread.join()
 
 
 def look_ups(config: Path, monkeypatch: pytest.MonkeyPatch, seed: int) -> list[tuple[str, str]]:
