@@ -10,6 +10,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
+import torch
 from helpers.expertd import TINY, Worker, served
 from helpers.gpu import eventually
 from helpers.services import Stack, write_config
@@ -17,6 +18,7 @@ from helpers.services import Stack, write_config
 from services.expertd.landing import SlotWriter
 from services.expertd.reader import RecordReader
 from services.expertd.scheduler import BACKGROUND
+from services.worker.decode.hints import Hints
 from services.worker.experts import ExpertCounters, SharedExperts
 from services.worker.look_ahead import WINDOW
 from shared.checkpoint.config import ModelConfig
@@ -83,26 +85,65 @@ class Decoding:
     """Layers want random experts, and the layer before guesses half of them; `layer_s` is a layer's without waits."""
 
     def __init__(self, experts: SharedExperts, layer_s: float) -> None:
-        self._experts = experts
-        self._layer_s = layer_s
+        self.experts = experts
+        self.layer_s = layer_s
         self._rng = random.Random(4)
 
     def steps(self, number: int) -> None:
         for _ in range(number):
-            with self._experts.step():
-                self._step()
+            wanted = [sorted(self._rng.sample(range(EXPERTS), TOPK)) for _ in range(LAYERS)]
+            with self.experts.step():
+                for layer, ids in enumerate(wanted):
+                    self.layer(layer, ids, self._guess(wanted[layer + 1]) if layer + 1 < LAYERS else [])
 
-    def _step(self) -> None:
-        wanted = [sorted(self._rng.sample(range(EXPERTS), TOPK)) for _ in range(LAYERS)]
-        for layer, ids in enumerate(wanted):
-            look_up = self._experts.look_up(layer, ids)
-            if layer + 1 < LAYERS:
-                right = self._rng.sample(wanted[layer + 1], TOPK // 2)
-                wrong = self._rng.sample(sorted(set(range(EXPERTS)) - set(wanted[layer + 1])), TOPK // 2)
-                self._experts.guess(layer + 1, lambda ids=right + wrong: ids)
-            look_up.wait()
-            time.sleep(self._layer_s)
-            look_up.done()
+    def layer(self, layer: int, wanted: list[int], guess: list[int]) -> None:
+        """As a model's layer on a CPU."""
+        look_up = self.experts.look_up(layer, wanted)
+        if guess:
+            self.experts.guess(layer + 1, lambda: guess)
+        look_up.wait()
+        time.sleep(self.layer_s)
+        look_up.done()
+
+    def _guess(self, wanted: list[int]) -> list[int]:
+        others = sorted(set(range(EXPERTS)) - set(wanted))
+        return self._rng.sample(wanted, TOPK // 2) + self._rng.sample(others, TOPK // 2)
+
+
+class GraphDecoding(Decoding):
+    """The same as a GPU's graph does it, and the host beside it."""
+
+    def __init__(self, experts: SharedExperts, layer_s: float) -> None:
+        super().__init__(experts, layer_s)
+        self._hints = Hints(EXPERTS, torch.device("cpu"))
+        self._hints.begin(experts)
+        self._guessed: tuple[int, ...] = ()
+
+    def layer(self, layer: int, wanted: list[int], guess: list[int]) -> None:
+        control = self.experts.control
+        row, following = control.slot_table[layer], control.slot_table[(layer + 1) % LAYERS]
+        missing, held = tuple(e for e in wanted if row[e] < 0), tuple(int(row[e]) for e in wanted if row[e] >= 0)
+        right = len(set(self._guessed).intersection(wanted))
+        self._hints.judged += torch.tensor([len(self._guessed), right], dtype=torch.int32)
+        if missing:
+            self.experts.ask(layer, missing, held, control.worker_clock)
+        self._guessed = tuple(e for e in guess if following[e] < 0) if self._hints.is_wanted[0] else ()
+        if self._guessed:
+            self.experts.pass_hint(layer + 1, self._guessed, is_guess=True)
+        self._serve_until(lambda: bool((row[list(missing)] >= 0).all()))
+        end = time.monotonic() + self.layer_s
+        self._serve_until(lambda: time.monotonic() >= end)
+        control.worker_clock += 1
+
+    def _serve_until(self, holds: Callable[[], bool]) -> None:
+        while not holds():
+            self._serve()
+        self._serve()
+
+    def _serve(self) -> None:
+        self.experts.take_answers()
+        self._hints.serve(self.experts)
+        time.sleep(0)
 
 
 @contextmanager
@@ -123,9 +164,10 @@ def opened(stack: Stack, counters: ExpertCounters) -> Iterator[SharedExperts]:
             yield experts
 
 
+@pytest.mark.parametrize("kind", [Decoding, GraphDecoding])
 @pytest.mark.parametrize(("layer_s", "pays"), [(0.0, False), (2 * READ_S, True)])
 def test_guesses_end_that_cannot_pay(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, layer_s: float, pays: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: type[Decoding], layer_s: float, pays: bool
 ) -> None:
     """Half of them come true, which is enough if a layer takes as long as a read."""
     one_at_a_time = threading.Lock()
@@ -139,8 +181,8 @@ def test_guesses_end_that_cannot_pay(
     with served(write_config(tmp_path / "icebox.toml", TINY, cache=cache)) as stack:
         counters = ExpertCounters()
         with opened(stack, counters) as experts:
-            decoding = Decoding(experts, layer_s)
-            decoding.steps(20)
+            decoding = kind(experts, layer_s)
+            decoding.steps(15)
             before = counters.guessed
             decoding.steps(5)
     assert before > 10, "there was a try"

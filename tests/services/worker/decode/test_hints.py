@@ -123,6 +123,17 @@ def test_guesses_are_judged_by_what_is_new(hints: Hints) -> None:
     assert listener.judged[-1] == (0, 0, 0)
 
 
+def test_guesses_are_judged_whenever_a_layer_has_ended(hints: Hints) -> None:
+    """Not only between steps: a try that costs too much ends within a few layers."""
+    listener = Listener(clock=100)
+    hints.begin(listener)
+    for clock, judgements in ((100, 1), (101, 2), (101, 2), (104, 3)):
+        listener.control.worker_clock = clock
+        hints.serve(listener)
+        assert len(listener.judged) == judgements
+    assert [look_ups for look_ups, _, _ in listener.judged] == [0, 1, 3]
+
+
 @pytest.mark.system
 def test_expertd_reads_what_it_is_told(tmp_path: Path, hints: Hints) -> None:
     index = TensorIndex.open(TINY)
