@@ -55,14 +55,21 @@ def measure(checkpoint: Path, tokens: int = TOKENS) -> dict[str, Any]:
         read_ms, copy_ms = _read_ms(own), _copy_ms(own)
         fetch_ms = {count: _fetch_ms(own, count) for count in TOGETHER}
         own.steps(SEED, tokens)
-        steps = own.steps(SEED + 1, tokens)
+        steps, reads = counted(own, SEED + 1, tokens)
         again = [step for _ in range(REPEATS) for step in own.steps(SEED + 2, REPEATED)]
     hits = [step.ms for step in (*again, *steps) if not step.misses]
     assert hits, "some steps of an answer given again find everything resident"
-    figures = {"cached": CACHED, "read_ms": read_ms, "copy_ms": copy_ms, "fetch_ms": fetch_ms}
+    figures = {"cached": CACHED, "read_ms": read_ms, "copy_ms": copy_ms, "fetch_ms": fetch_ms, "reads": reads}
     figures |= comparison(steps, statistics.median(hits), read_ms + copy_ms + OVERHEAD_MS)
     _show(figures)
     return figures
+
+
+def counted(own: Slice, seed: int, tokens: int) -> tuple[list[Step], dict[str, int]]:
+    """The steps of an answer, and of `Slice.counts` what they added."""
+    before = own.counts()
+    steps = own.steps(seed, tokens)
+    return steps, {name: count - before[name] for name, count in own.counts().items()}
 
 
 def _read_ms(own: Slice) -> float:
@@ -183,12 +190,14 @@ def _show(figures: dict[str, Any]) -> None:
     console.print(table)
     fetches = ", ".join(f"{count}: {ms:.2f}" for count, ms in figures["fetch_ms"].items())
     layers = ", ".join(f"{count}: {ms:.2f}" for count, ms in figures["layer_ms"].items())
-    measured, expected = figures["measured_ms"], figures["expected_ms"]
+    measured, expected, reads = figures["measured_ms"], figures["expected_ms"], figures["reads"]
     console.print(
         f"a record: read {figures['read_ms']:.2f} ms, copy {figures['copy_ms']:.2f} ms; "
         f"expected of a miss {figures['miss_ms']:.2f} ms, of a step that hits {figures['hit_ms']:.2f} ms\n"
         f"expertd, ms for so many experts of one layer: {fetches}\n"
         f"a layer that misses, ms for so many, fitted to {figures['steps']} steps: {layers}\n"
+        f"read ahead in these steps: {reads['prefetched']} (hinted at {reads['hinted']}; guessed {reads['guessed']}, "
+        f"wrong {reads['guessed'] - reads['guessed_right']}); missed {reads['misses']}, late {reads['late_hits']}\n"
         f"steps: mean {measured['mean']:.2f} ms, p99 {measured['p99']:.2f}; expected {expected['mean']:.2f}, "
         f"p99 {expected['p99']:.2f}; {figures['measured_over_expected']:.2f} of what was expected"
     )

@@ -25,6 +25,7 @@ from shared.checkpoint.index import TensorIndex
 from shared.checkpoint.records import ExpertRecords
 from shared.config import PrefetchConfig
 from shared.runtime.boot import make_identity
+from shared.stats import StatsSubscriber
 from shared.transport.client import BlockingClient
 from tests.helpers.services import running, write_config
 
@@ -57,20 +58,29 @@ class NotedExperts(SharedExperts):
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
         self.tickets: list[Ticket] = []
+        self.hinted = 0
 
     def ask(self, layer: int, expert_ids: tuple[int, ...], held_slots: tuple[int, ...], clock: int) -> None:
         self.tickets.append(Ticket(clock, len(expert_ids)))
         super().ask(layer, expert_ids, held_slots, clock)
 
+    def pass_hint(self, layer: int, expert_ids: tuple[int, ...], is_guess: bool = False) -> None:
+        self.hinted += 0 if is_guess else len(expert_ids)
+        super().pass_hint(layer, expert_ids, is_guess)
+
 
 class Slice:
     """A model whose experts are expertd's; one sequence at a time."""
 
-    def __init__(self, engine: Engine, experts: NotedExperts, records: ExpertRecords) -> None:
+    def __init__(
+        self, engine: Engine, experts: NotedExperts, counters: ExpertCounters, records: ExpertRecords, stats: str
+    ) -> None:
         self.engine = engine
         self.experts = experts
         self.records = records
         self.config = engine.model.config
+        self._counters = counters
+        self._stats = stats
 
     @contextmanager
     def answer(self, seed: int, tokens: int) -> Iterator[Iterator[int]]:
@@ -86,6 +96,15 @@ class Slice:
         with self.answer(seed, tokens) as ids:
             times = [time.perf_counter() for _ in ids]
         return steps_of(times, self.experts.tickets, self.experts.control.worker_clock, self.config.num_hidden_layers)
+
+    def counts(self) -> dict[str, int]:
+        """Cumulative, in experts: what expertd read and was asked for, what was hinted at, guessed, guessed right."""
+        with closing(StatsSubscriber([self._stats])) as stats:
+            snapshot = stats.poll(10.0)
+        assert snapshot is not None, "expertd publishes what it counts"
+        read = {name: int(snapshot.values[name]) for name in ("misses", "late_hits", "prefetched")}
+        guessed, right = self._counters.guessed, self._counters.guessed_right
+        return read | {"hinted": self.experts.hinted, "guessed": guessed, "guessed_right": right}
 
 
 def steps_of(times: Sequence[float], tickets: Sequence[Ticket], end: int, layers: int) -> list[Step]:
@@ -119,17 +138,18 @@ def decoding(checkpoint: Path, cached: float, device: str = "cuda") -> Iterator[
             client = BlockingClient(stack.config.endpoint("expertd"), make_identity("benchmark"))
             with closing(client):
                 client.connect(10.0)
+                counters = ExpertCounters()
                 experts = NotedExperts.open(
                     client,
                     fingerprint=index.fingerprint,
                     device=device,
                     record_bytes=records.layout.record_bytes,
                     prefetch=PrefetchConfig(),
-                    counters=ExpertCounters(),
+                    counters=counters,
                 )
                 with closing(experts):
                     engine.bind(experts)
                     try:
-                        yield Slice(engine, experts, records)
+                        yield Slice(engine, experts, counters, records, stack.config.endpoint("expertd.stats"))
                     finally:
                         engine.release()

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.decode_misses import TOGETHER, _fetch_ms, _read_ms, by_misses, comparison, layer_cost_ms
+from benchmarks.decode_misses import TOGETHER, _fetch_ms, _read_ms, by_misses, comparison, counted, layer_cost_ms
 from benchmarks.decode_slice import Step, Ticket, decoding, steps_of
 from shared.checkpoint.synth import SynthOptions, synthesise
 
@@ -63,6 +63,10 @@ def test_records_are_fetched_by_the_real_expertd(tmp_path: Path) -> None:
         assert _read_ms(own) > 0
         for count in TOGETHER:
             assert _fetch_ms(own, count) > 0
-        steps = own.steps(seed=1, tokens=6)
+        steps, reads = counted(own, seed=1, tokens=6)
     assert len(steps) == 5
     assert all(step.ms > 0 and not step.missing for step in steps)
+    assert reads.keys() == {"misses", "late_hits", "prefetched", "hinted", "guessed", "guessed_right"}
+    assert reads["misses"] > 0
+    assert reads["hinted"] + reads["guessed"] >= reads["prefetched"] > 0
+    assert reads["guessed"] >= reads["guessed_right"] > 0
