@@ -13,14 +13,14 @@ DEMO = ROOT / "demo" / "checkpoint"
 REQUEST = Generate(tuple(range(300, 320)), 60, temperature=0.8, seed=5)
 
 
-def with_and_without(path: Path, **worker: object) -> tuple[dict[str, float], dict[str, float]]:
-    """What is counted with guesses and without; they are good ones, only made if the config says so, and change no
-    word. `worker` overrides its section."""
+def with_and_without(path: Path, least: int, **worker: object) -> tuple[dict[str, float], dict[str, float]]:
+    """What is counted with guesses and without; they are good ones, at least so many, only made if the config says so,
+    and change no word. `worker` overrides its section."""
     ids, with_guesses = _decode(path / "with", look_ahead=True, **worker)
     same, without = _decode(path / "without", look_ahead=False, **worker)
     assert ids == same
     assert (without["guessed"], without["guessed_right"]) == (0, 0)
-    assert with_guesses["guessed"] > 100
+    assert with_guesses["guessed"] >= least
     assert with_guesses["guessed_right"] > 0.4 * with_guesses["guessed"]
     assert with_guesses["hint_messages"] > without["hint_messages"] > 0
     return with_guesses, without

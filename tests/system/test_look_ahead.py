@@ -11,5 +11,5 @@ pytestmark = pytest.mark.system
 
 
 def test_guesses_spare_misses_and_change_no_word(tmp_path: Path) -> None:
-    with_guesses, without = with_and_without(tmp_path)
+    with_guesses, without = with_and_without(tmp_path, least=100)
     assert with_guesses["misses"] < 0.8 * without["misses"]
