@@ -20,7 +20,7 @@ from services.expertd.reader import RecordReader
 from services.expertd.scheduler import BACKGROUND
 from services.worker.decode.hints import Hints
 from services.worker.experts import ExpertCounters, SharedExperts
-from services.worker.look_ahead import WINDOW
+from services.worker.look_ahead import WINDOW, LookAhead
 from shared.checkpoint.config import ModelConfig
 from shared.checkpoint.index import TensorIndex
 from shared.checkpoint.records import ReadPlan, RecordLayout
@@ -47,38 +47,98 @@ def through(monkeypatch: pytest.MonkeyPatch, drive: Callable[[str], None]) -> No
     monkeypatch.setattr(RecordReader, "read", slowly)
 
 
-@pytest.mark.parametrize("is_guess", [False, True])
-def test_a_miss_shares_the_drive_with_two_reads_at_most(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_guess: bool
-) -> None:
-    started: list[str] = []
-    names = [f"layers.{layer}.ffn.experts.{expert}" for layer, expert in ((0, 9), *((1, e) for e in range(6)))]
-    gates = {name: threading.Event() for name in names}
+class GatedDrive:
+    """Notes which records it begins to read, and reads none to its end before it is let through."""
 
-    def drive(name: str) -> None:
-        started.append(name)
-        assert gates[name].wait(20.0)
+    def __init__(self, *keys: tuple[int, int]) -> None:
+        self.started: list[tuple[int, int]] = []
+        self._gates = {f"layers.{layer}.ffn.experts.{expert}": threading.Event() for layer, expert in keys}
+        self._keys = dict(zip(self._gates, keys, strict=True))
 
+    def __call__(self, name: str) -> None:
+        self.started.append(self._keys[name])
+        assert self._gates[name].wait(20.0)
+
+    def until_started(self, number: int) -> None:
+        eventually(lambda: len(self.started) >= number, lambda: self.started)
+
+    def let_through(self, *keys: tuple[int, int]) -> None:
+        for layer, expert in keys or self._keys.values():
+            self._gates[f"layers.{layer}.ffn.experts.{expert}"].set()
+
+
+MISS, WISHES = (0, 9), [(1, expert) for expert in range(6)]
+
+
+@pytest.fixture
+def gated(monkeypatch: pytest.MonkeyPatch) -> Iterator[GatedDrive]:
+    drive = GatedDrive(MISS, *WISHES)
     through(monkeypatch, drive)
-    try:
-        with served(write_config(tmp_path / "icebox.toml", TINY, reader={"threads": 8})) as stack:
+    yield drive
+    drive.let_through()
+
+
+@contextmanager
+def asking(path: Path, drive: GatedDrive) -> Iterator[Worker]:
+    with served(write_config(path / "icebox.toml", TINY, reader={"threads": 8})) as stack:
+        try:
             worker = Worker(stack)
             worker.open()
-            worker.client.send(PrefetchHint(1, tuple(range(6)), is_guess))
-            eventually(lambda: len(started) >= BACKGROUND, lambda: started)
-            miss = worker.client.start(FetchExperts(0, (9,), 0))
-            eventually(lambda: names[0] in started, lambda: started)
-            assert started == [*names[1 : 1 + BACKGROUND], names[0]]
-            gates[names[0]].set()
-            assert worker.client.finish(miss, 10.0) == ExpertsFetched()
-            assert len(started) == 1 + BACKGROUND
-            for name in names[1:]:
-                gates[name].set()
-            eventually(lambda: (worker.control.slot_table[1, :6] >= 0).all(), lambda: worker.control.slot_table[1])
-            assert sorted(started) == sorted(names)
-    finally:
-        for name in names:
-            gates[name].set()
+            yield worker
+        finally:
+            drive.let_through()  # expertd ends when its reads have
+
+
+@pytest.mark.parametrize("is_guess", [False, True])
+def test_a_miss_shares_the_drive_with_two_reads_at_most(tmp_path: Path, gated: GatedDrive, is_guess: bool) -> None:
+    with asking(tmp_path, gated) as worker:
+        worker.client.send(PrefetchHint(1, tuple(range(6)), is_guess))
+        gated.until_started(BACKGROUND)
+        miss = worker.client.start(FetchExperts(0, (9,), 0))
+        gated.until_started(BACKGROUND + 1)
+        assert gated.started == [*WISHES[:BACKGROUND], MISS]
+        gated.let_through(MISS)
+        assert worker.client.finish(miss, 10.0) == ExpertsFetched()
+        assert len(gated.started) == BACKGROUND + 1
+        gated.let_through()
+        eventually(lambda: (worker.control.slot_table[1, :6] >= 0).all(), lambda: worker.control.slot_table[1])
+
+
+def test_what_a_miss_held_back_takes_two_readers_when_it_ends(tmp_path: Path, gated: GatedDrive) -> None:
+    with asking(tmp_path, gated) as worker:
+        miss = worker.client.start(FetchExperts(0, (9,), 0))
+        gated.until_started(1)
+        worker.client.send(PrefetchHint(1, tuple(range(6))))
+        worker.client.call(FetchExperts(0, (), 0), 5.0)  # answered after the hint was taken in
+        assert gated.started == [MISS]
+        gated.let_through(MISS)
+        assert worker.client.finish(miss, 10.0) == ExpertsFetched()
+        gated.until_started(1 + BACKGROUND)
+        assert sorted(gated.started) == [MISS, *WISHES[:BACKGROUND]]
+
+
+def test_only_what_was_not_asked_for_before_tells_how_long_a_read_takes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is on its way already comes sooner, what is asked for in company later."""
+    read_s: list[float] = []
+    monkeypatch.setattr(LookAhead, "was_read", lambda self, seconds: read_s.append(seconds))
+    through(monkeypatch, lambda name: time.sleep(READ_S))
+    config = write_config(tmp_path / "icebox.toml", TINY)
+    with served(config) as stack, opened(stack, ExpertCounters()) as experts, experts.step():
+        experts.hint(1, [3])
+        experts.guess(2, lambda: [4])
+        for layer, ids, number in ((1, [3], 0), (2, [4], 0), (3, [5, 6], 0), (4, [7], 1), (4, [8], 2)):
+            look_up = experts.look_up(layer, ids)
+            look_up.wait()
+            look_up.done()
+            assert len(read_s) == number
+        look_up = experts.look_up(5, [0], ahead=[1])
+        look_up.wait()
+        look_up.done()
+        experts.look_up(5, [1]).wait()
+    assert len(read_s) == 3
+    assert all(seconds >= READ_S for seconds in read_s)
 
 
 class Decoding:
