@@ -5,7 +5,7 @@ its own; not thread-safe. How a slot becomes reusable:
 
 * by the worker's clock (services.expertd.slots), or
 * at once, while the worker stands still in a look-up: a request names what that look-up missed and which slots it
-  holds, and until it is answered the worker touches no others.
+  holds, and until it is answered the worker touches no others but those of what it missed.
 
 A few slots are kept free, so that what is read ahead need not wait for the clock either.
 """
@@ -122,10 +122,14 @@ class Scheduler(Generic[T]):
         self, token: T, layer: int, expert_ids: Iterable[int], held_slots: Iterable[int], clock: int, is_ahead: bool
     ) -> bool:
         """Take in a request; whether it is answered already, because everything is resident by now."""
-        fetch = Fetch(token, frozenset(held_slots))
+        fetch, keys = Fetch(token, frozenset(held_slots)), [Key(layer, e) for e in expert_ids]
+        now = self._look().clock
+        if not is_ahead and clock < now:  # a GPU found it all, read for others, and went on before this came
+            self.counters.late_hits += len(keys)
+            return True
         self._unpin(everything=not is_ahead)
-        clock = min(clock, self._look().clock + 1)  # nobody looks further ahead, and pins must end
-        for key in (Key(layer, e) for e in expert_ids):
+        clock = min(clock, now + 1)  # nobody looks further ahead, and pins must end
+        for key in keys:
             self._pins[key] = max(clock, self._pins.get(key, clock))
             if self._is_missing(key, is_ahead):
                 fetch.missing.add(key)
@@ -146,7 +150,7 @@ class Scheduler(Generic[T]):
         if is_guess:
             self._forget_queued(Urgency.GUESS)
         for key in (Key(layer, e) for e in expert_ids):
-            if key not in self._cache and self.queued(urgency) < self._max_hints:
+            if self.queued(urgency) < self._max_hints and not self._is_there(key, uses=0):
                 self._want(key, urgency)
 
     def warm(self, key: Key, uses: int) -> None:
@@ -207,7 +211,7 @@ class Scheduler(Generic[T]):
 
         The policy is not told: it learns of every use from the worker's counts.
         """
-        is_missing = key not in self._cache
+        is_missing = not self._is_there(key, uses=not is_ahead)
         if is_ahead:
             return is_missing
         load = self._loads.get(key)
@@ -216,6 +220,21 @@ class Scheduler(Generic[T]):
         else:
             self.counters.misses += 1
         return is_missing
+
+    def _is_there(self, key: Key, uses: int) -> bool:
+        """Resident, or so again, with so many uses: what was given up is whole until its slot is free.
+
+        Reading it anew would be a waste, and wrong: a GPU takes what it misses as soon as the table has it, and may use
+        that very slot, which its request did not yet name as held.
+        """
+        if key in self._cache:
+            return True
+        slot = self._slots.revive(key)
+        if slot is None:
+            return False
+        self._cache.put(key, slot, self._slot_bytes, uses)
+        self._table.publish(key, slot)
+        return True
 
     def _want(self, key: Key, urgency: Urgency) -> Load[T]:
         """The load of this key, new or joined, at least this urgent."""
@@ -263,16 +282,16 @@ class Scheduler(Generic[T]):
             return None
         # One retirement for each load that waits: more would shrink the cache for nothing.
         if self._slots.num_retired < sum(map(len, self._queues)):
-            for _, victim in self._evict():
-                self._slots.retire(victim, self._look())
+            for key, victim in self._evict():
+                self._slots.retire(victim, key, self._look())
         self._slots.reclaim(self._look())
         return self._slots.take()
 
     def _replenish(self) -> None:
         """Retire ahead of need."""
         while self._slots.num_free + self._slots.num_retired < self._reserve and (victims := self._evict()):
-            for _, victim in victims:
-                self._slots.retire(victim, self._look())
+            for key, victim in victims:
+                self._slots.retire(victim, key, self._look())
 
     def _evict(self) -> list[tuple[Key, int]]:
         clock = self._look().clock

@@ -11,8 +11,6 @@ import threading
 import time
 from pathlib import Path
 
-import numpy as np
-
 from services.expertd.cache import ExpertCache
 from services.expertd.heat import FILE_NAME, load_heat, save_heat
 from services.expertd.landing import Landing, make_landing

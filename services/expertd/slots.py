@@ -1,14 +1,17 @@
 """The life of a slot: free, loading, resident, retired, and free again when no reader can hold it. Pure.
 
-A slot that its expert gives up may still be read: by a worker that looked it up before the table said -1. It is
-free again when the worker's clock has gone past the clock at retirement by two (one more than logic needs: stores
-arrive late), or when the worker was seen idle a while after, or when there is no worker.
+A slot that its expert gives up may still be read: by a worker that looked it up before the table said -1. Its bytes are
+whole meanwhile, and it may become resident again with the same expert. It is free when the worker's clock has gone past
+the clock at retirement by two (one more than logic needs: stores arrive late), or when the worker was seen idle a while
+after, or when there is no worker.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
+
+from services.expertd.policy import Key
 
 # Twice the longest time that a store may take to be seen: once for our -1 to reach the worker, once for its `busy` to
 # reach us. Store buffers drain in far less; this replaces the fences that Python does not have.
@@ -28,6 +31,7 @@ class WorkerView:
 @dataclass(frozen=True, slots=True)
 class _Retired:
     slot: int
+    key: Key
     clock: int
     time: float
 
@@ -61,9 +65,17 @@ class Slots:
         """Nobody reads this slot: it was never published, or its worker stands still elsewhere."""
         self._free.append(slot)
 
-    def retire(self, slot: int, worker: WorkerView) -> None:
-        """The table says -1 for what was in this slot; `worker` was seen after that."""
-        self._retired.append(_Retired(slot, worker.clock, worker.now))
+    def retire(self, slot: int, key: Key, worker: WorkerView) -> None:
+        """The table says -1 for this key, which was in this slot; `worker` was seen after that."""
+        self._retired.append(_Retired(slot, key, worker.clock, worker.now))
+
+    def revive(self, key: Key) -> int | None:
+        """The retired slot that still has this key's bytes, to be resident again; None if there is none."""
+        for retired in self._retired:
+            if retired.key == key:
+                self._retired.remove(retired)
+                return retired.slot
+        return None
 
     def reclaim_all_but(self, held: frozenset[int]) -> None:
         """Free the retired slots outside `held`: the worker stands still and touches no others."""

@@ -201,11 +201,58 @@ def worker(world: World, first_token: int) -> Iterator[None]:
             yield
 
 
-def explore(seed: int) -> int:
+def gpu_worker(world: World, first_token: int) -> Iterator[None]:
+    """A worker whose GPU takes what it misses as soon as the table has it, for whomever it was read.
+
+    The host passes the look-up on when it can, perhaps when the GPU has long gone on; no reply is waited for.
+    """
+    rng, token = world.rng, first_token
+    while True:
+        world.store("busy", 1)
+        yield
+        for _ in range(3):
+            layer, ids = rng.randrange(LAYERS), rng.sample(range(EXPERTS), rng.randint(1, world.wave))
+            slots = {Key(layer, e): world.seen_by_worker.get(Key(layer, e), -1) for e in ids}
+            held = {key: slot for key, slot in slots.items() if slot >= 0}
+            missing = [key for key in slots if key not in held]
+            if missing:
+                token += 1
+                ids = [key.expert for key in missing]
+                world.send("fetch", token, layer, ids, list(held.values()), world.clock, False)
+            if rng.random() < 0.5:
+                is_guess = rng.random() < 0.5
+                hinted = layer if rng.random() < 0.5 else rng.randrange(LAYERS)
+                world.send("hint", hinted, rng.sample(range(EXPERTS), 2), is_guess)
+            yield
+            while len(held) < len(slots) and world.outcomes.get(token, True):
+                for key in missing:
+                    slot = world.seen_by_worker.get(key, -1)
+                    if slot >= 0 and key not in held:
+                        held[key] = slot
+                yield
+                world.check_held(held)
+            if len(held) < len(slots):
+                break  # a read failed: the step is given up
+            world.check_held(held)
+            yield
+            world.check_held(held)
+            world.tick()
+            yield
+        world.store("busy", 0)
+        world.steps_done += 1
+        for _ in range(rng.randint(0, 5)):
+            yield
+
+
+WORKERS = {"cpu": worker, "gpu": gpu_worker}
+
+
+def explore(seed: int, kind: str = "cpu") -> int:
     """Random moves, then a fair schedule until everything that was asked is answered. Steps that the worker made."""
     rng = random.Random(seed)
     world = World(rng)
-    process = worker(world, 0)
+    start = WORKERS[kind]
+    process = start(world, 0)
     moves = [world.deliver, world.start_load, world.finish_load, world.flush_some, world.pass_some_time]
     weights = [rng.random() + 0.02 for _ in moves]
     for number in range(MOVES):
@@ -213,7 +260,7 @@ def explore(seed: int) -> int:
             world.attach() if rng.random() < 0.1 else rng.choices(moves, weights)[0]()
         elif rng.random() < 0.003:
             world.die()
-            process = worker(world, (number + 1) * 1000)
+            process = start(world, (number + 1) * 1000)
         elif rng.random() < 0.4:
             next(process)
         else:
@@ -231,13 +278,14 @@ def explore(seed: int) -> int:
     return world.steps_done
 
 
-def explore_many(count: int, first: int = 0) -> int:
-    return min(explore(seed) for seed in range(first, first + count))
+def explore_many(count: int, first: int = 0, kind: str = "cpu") -> int:
+    return min(explore(seed, kind) for seed in range(first, first + count))
 
 
 @pytest.mark.parametrize("block", range(10))
-def test_no_look_up_ever_sees_foreign_bytes(block):
-    assert explore_many(300, block * 300) >= 3
+@pytest.mark.parametrize("kind", WORKERS)
+def test_no_look_up_ever_sees_foreign_bytes(block, kind):
+    assert explore_many(300, block * 300, kind) >= 3
 
 
 HASTY_RULES = {
@@ -255,7 +303,7 @@ def test_the_exploration_finds_a_slot_reused_too_early(monkeypatch, rule):
 
     monkeypatch.setattr(slots_module._Retired, "is_free", hasty)
     with pytest.raises(AssertionError, match="computes with"):
-        explore_many(600)
+        explore_many(600, kind="gpu")
 
 
 def test_the_exploration_finds_an_evicted_hit(monkeypatch):
@@ -263,6 +311,13 @@ def test_the_exploration_finds_an_evicted_hit(monkeypatch):
     monkeypatch.setattr(Scheduler, "_find_slot", _forgetful(Scheduler._find_slot))
     with pytest.raises(AssertionError, match="computes with"):
         explore_many(600)
+
+
+def test_the_exploration_finds_a_slot_that_a_gpu_took_meanwhile(monkeypatch):
+    """What was read for others and given up again may be what a GPU stands still with."""
+    monkeypatch.setattr(slots_module.Slots, "revive", lambda self, key: None)
+    with pytest.raises(AssertionError, match="computes with"):
+        explore_many(600, kind="gpu")
 
 
 def _forgetful(original):

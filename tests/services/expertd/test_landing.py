@@ -134,7 +134,7 @@ def test_no_look_up_sees_what_has_not_landed(small_pool: Path, monkeypatch: pyte
 
 
 FAULTS = {
-    "a slot is free once its expert gave it up": (Slots, "retire", lambda self, slot, worker: self.free(slot)),
+    "a slot is free once its expert gave it up": (Slots, "retire", lambda self, slot, key, worker: self.free(slot)),
     "what did not land is published": (
         Scheduler,
         "finish",

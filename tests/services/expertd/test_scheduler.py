@@ -196,6 +196,33 @@ def test_what_a_look_up_has_got_is_not_given_up_for_its_other_misses():
     assert all(Key(1, e) in bench.table for e in range(4))
 
 
+def test_what_was_given_up_a_moment_ago_is_there_again_without_a_read():
+    """A GPU may have taken it from the table between its look-up and the request for it."""
+    bench = Bench(4)
+    bench.fill(0)
+    taken = bench.table[Key(0, 0)]
+    bench.hint(1, 0)
+    assert bench.start() is None  # the first to go is retired, not free
+    assert Key(0, 0) not in bench.table
+    assert bench.ask("now", 0, 0, held=()) is True
+    assert bench.table[Key(0, 0)] == taken
+    assert bench.scheduler.counters.late_hits == 1
+    assert bench.start() is None  # the next to go
+    bench.clock += 3
+    assert bench.run() == [(1, 0)]
+    assert bench.table[Key(0, 0)] == taken
+
+
+def test_a_request_for_a_look_up_that_is_over_is_answered_and_lends_no_slot():
+    bench = Bench(4)
+    bench.fill(0)
+    assert bench.scheduler.fetch("late", 1, (5,), (), bench.clock - 1, False) is True
+    assert bench.scheduler.unfinished == 0
+    bench.hint(2, 0)
+    assert bench.start() is None
+    assert bench.slots.num_retired == 1
+
+
 def test_a_pin_ends_with_its_clock_however_far_it_was_set():
     bench = Bench(2)
     bench.scheduler.fetch("ahead", 0, (0, 1), (), 10**9, True)

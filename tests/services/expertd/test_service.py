@@ -3,6 +3,7 @@
 import json
 import shutil
 import signal
+import time
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ from helpers.checkpoints import tiny_checkpoint
 from helpers.expertd import TINY, Worker, expertd
 from helpers.services import Stack, no_shared_memory_left, write_config
 
+from services.expertd.service import USES_POLL_S
 from shared.checkpoint.config import ModelConfig
 from shared.checkpoint.index import TensorIndex
 from shared.checkpoint.pack import pack
@@ -290,6 +292,7 @@ def test_uses_that_cost_no_message_decide_what_stays(tmp_path):
         worker.open()
         worker.fetch(0, 1, 2, 3, 4)
         worker.control.uses[0, [1, 2, 3, 4]] += 20
+        time.sleep(5 * USES_POLL_S)
         for layer in range(1, 7):
             for first in range(0, 16, 4):
                 worker.control.uses[layer, first : first + 4] += 1
