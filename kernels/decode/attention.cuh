@@ -200,108 +200,189 @@ __device__ __forceinline__ int key_row(int i, int position, const int* chosen) {
   return entry < count ? WINDOW + entry : -1;
 }
 
-// 8 heads (or all, if fewer) against one chunk of the key list: block (heads, chunk, token).
+// A head of the query as `attend_chunk` wants it: normed, in bf16 at every step, and rotated. A warp makes one, each lane
+// D / 32 neighbours.
+template <int D, int R>
+struct QueryLane {
+  static constexpr int N = D / 32;
+  static_assert((D - R) % N == 0, "a lane's inputs rotate together or not at all");
+  const int first = (threadIdx.x & 31) * N;
+  float2 turns[N / 2];  // cosine and sine
+
+  __device__ QueryLane(int position, const float* frequencies) {
+#pragma unroll
+    for (int i = 0; i < N / 2; ++i) {
+      if (first < D - R) continue;
+      const Rotation rotation(position, frequencies[(first - (D - R)) / 2 + i]);
+      turns[i] = make_float2(rotation.c, rotation.s);
+    }
+  }
+
+  __device__ void prepare(const float* from, float eps, __nv_bfloat16* to) const {
+    float x[N], squares = 0;
+#pragma unroll
+    for (int i = 0; i < N; i += 4) {
+      const float4 v = *reinterpret_cast<const float4*>(from + first + i);
+      x[i] = v.x, x[i + 1] = v.y, x[i + 2] = v.z, x[i + 3] = v.w;
+    }
+#pragma unroll
+    for (int i = 0; i < N; ++i) squares += bf16_round(x[i] * x[i]);
+    const float mean = bf16_round(bf16_round(warp_sum(squares) / D) + eps);
+    const float factor = bf16_round(rsqrtf(mean));
+#pragma unroll
+    for (int i = 0; i < N; i += 2) {
+      float2 v = make_float2(bf16_round(x[i] * factor), bf16_round(x[i + 1] * factor));
+      if (first >= D - R) v = Rotation(turns[i / 2]).turn(v.x, v.y);
+      *reinterpret_cast<__nv_bfloat162*>(to + first + i) = __floats2bfloat162_rn(v.x, v.y);
+    }
+  }
+};
+
+// All keys of a chunk at a slice of 64 of D, in the registers of one warp: as the A operand of scores, and transposed as
+// that of the sums. A lane has 8 neighbouring inputs of two keys in every tile of 16 keys and stretch of 32 inputs.
+struct KeySlice {
+  static constexpr int WIDTH = 64, TILES = kChunk / 16, STEPS = WIDTH / 32;
+  uint4 top[TILES][STEPS], bottom[TILES][STEPS];
+
+  __device__ void load(const __nv_bfloat16* keys, int d, const int (&rows)[kChunk]) {
+    const Lane lane;
+#pragma unroll
+    for (int tile = 0; tile < TILES; ++tile) {
+      const int row = max(0, rows[tile * 16 + lane.g]), row8 = max(0, rows[tile * 16 + lane.g + 8]);
+#pragma unroll
+      for (int step = 0; step < STEPS; ++step) {
+        top[tile][step] = peek16(keys + int64_t(row) * d + step * 32 + 8 * lane.t);
+        bottom[tile][step] = peek16(keys + int64_t(row8) * d + step * 32 + 8 * lane.t);
+      }
+    }
+  }
+
+  // The slice's part of the scores of HEADS heads; query: a row of STRIDE values a head.
+  template <int HEADS>
+  __device__ void score(const __nv_bfloat16* query, int stride, float (&scores)[HEADS][kChunk]) const {
+    const Lane lane;
+    const __nv_bfloat16* column = query + (lane.g < HEADS ? lane.g : 0) * stride + 8 * lane.t;
+    uint4 v[STEPS];
+#pragma unroll
+    for (int step = 0; step < STEPS; ++step) v[step] = load16(column + step * 32);
+#pragma unroll
+    for (int tile = 0; tile < TILES; ++tile) {
+      float c[4] = {0, 0, 0, 0};
+#pragma unroll
+      for (int step = 0; step < STEPS; ++step) {
+        const uint4 a = top[tile][step], b = bottom[tile][step];
+        mma_bf16(c, a.x, b.x, a.y, b.y, v[step].x, v[step].y);
+        mma_bf16(c, a.z, b.z, a.w, b.w, v[step].z, v[step].w);
+      }
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const int head = 2 * lane.t + i;
+        if (head >= HEADS) continue;
+        scores[head][tile * 16 + lane.g] = c[i];
+        scores[head][tile * 16 + lane.g + 8] = c[2 + i];
+      }
+    }
+  }
+
+  // The keys weighted by a row of STRIDE probabilities a head, summed. sums: float, D a head.
+  template <int HEADS>
+  __device__ void sum(const __nv_bfloat16* probabilities, int stride, float* sums, int d) const {
+    const Lane lane;
+    const __nv_bfloat16* column = probabilities + (lane.g < HEADS ? lane.g : 0) * stride + 2 * lane.t;
+    uint32_t p[TILES][2];
+#pragma unroll
+    for (int tile = 0; tile < TILES; ++tile) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) p[tile][i] = *reinterpret_cast<const uint32_t*>(column + tile * 16 + 8 * i);
+    }
+#pragma unroll
+    for (int step = 0; step < STEPS; ++step) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {  // words x and y, then z and w: rows g and g + 8 of the product
+        float c[4] = {0, 0, 0, 0};
+#pragma unroll
+        for (int tile = 0; tile < TILES; ++tile) {
+          const uint4 a = top[tile][step], b = bottom[tile][step];
+          mma_bf16(c, transposed(half ? a.z : a.x), transposed(half ? a.w : a.y), transposed(half ? b.z : b.x),
+                   transposed(half ? b.w : b.y), p[tile][0], p[tile][1]);
+        }
+        const int at = step * 32 + 8 * (lane.g / 2) + 4 * half + lane.g % 2;  // of row g; that of g + 8 is 2 further
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          const int head = 2 * lane.t + i;
+          if (head >= HEADS) continue;
+          sums[head * d + at] = c[i];
+          sums[head * d + at + 2] = c[2 + i];
+        }
+      }
+    }
+  }
+};
+
+// 8 heads (or all, if fewer) against one chunk of the key list: block (heads, chunk, token), a warp a slice of D. Keys are
+// loaded ahead of the kernel before, so that must not be the one that stores them.
 // q: float [S, H * D], as the linear left it; sums: float [S, chunks, H, D], not normalised, tops, denominators:
 // float [S, chunks, H].
 template <int H, int D, int R, int WINDOW, int RATIO, int TOPK>
 __device__ __forceinline__ void attend_chunk(const float* q, int q_stride, const int* positions, const void* keys,
                                              int entries, const int* chosen, const float* frequencies, float eps,
                                              float scale, float* sums, float* tops, float* denominators) {
-  constexpr int HEADS = H < 8 ? H : 8;
-  constexpr int PER_LANE = D / 32;
-  __shared__ __align__(16) __nv_bfloat16 query[HEADS][D];
-  __shared__ float scores[HEADS][kChunk];
-  __shared__ __align__(16) float probabilities[kChunk][8];
+  constexpr int HEADS = H < 8 ? H : 8, SLICES = D / KeySlice::WIDTH;
+  static_assert(D % KeySlice::WIDTH == 0);
+  constexpr int QUERY = D + 8, PROBABILITIES = kChunk + 8;  // strides that keep heads apart in banks
+  __shared__ __align__(16) __nv_bfloat16 query[HEADS][QUERY];
+  __shared__ __align__(16) __nv_bfloat16 probabilities[HEADS][PROBABILITIES];
+  __shared__ float scores[SLICES][HEADS][kChunk];
   __shared__ int rows[kChunk];
-  await_previous();
-  const int s = blockIdx.z, head0 = blockIdx.x * HEADS, chunk = blockIdx.y, position = positions[s];
+  const int s = blockIdx.z, head0 = blockIdx.x * HEADS, chunk = blockIdx.y, position = peek_system(positions + s);
   const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
   const __nv_bfloat16* own_keys = static_cast<const __nv_bfloat16*>(keys) + int64_t(s) * (WINDOW + entries) * D;
-  float* own_sums = sums + ((int64_t(s) * gridDim.y + chunk) * H + head0) * D;
   const int64_t own_head = (int64_t(s) * gridDim.y + chunk) * H + head0;
+  if (TOPK && (chunk + 1) * kChunk > WINDOW) await_previous();  // which may be the one that chooses
   if (threadIdx.x < kChunk) {
     rows[threadIdx.x] = key_row<WINDOW, RATIO, TOPK>(chunk * kChunk + threadIdx.x, position, chosen + s * TOPK);
   }
   const int any = __syncthreads_or(threadIdx.x < kChunk && rows[threadIdx.x] >= 0);
   if (!any) {  // beyond what the sequence has so far
+    await_previous();
     if (threadIdx.x < HEADS) {
       tops[own_head + threadIdx.x] = -INFINITY;
       denominators[own_head + threadIdx.x] = 0;
     }
     return;
   }
-  // The norm of each head, in bf16 at every step, and its rotation.
+  KeySlice slice;
+  if (warp < SLICES) slice.load(own_keys + warp * KeySlice::WIDTH, D, rows);
+  const QueryLane<D, R> own(position, frequencies);
+  await_previous();
   for (int head = warp; head < HEADS; head += blockDim.x >> 5) {
-    const float* from = q + int64_t(s) * q_stride + (head0 + head) * D + lane * PER_LANE;
-    float x[PER_LANE], squares = 0;
-#pragma unroll
-    for (int i = 0; i < PER_LANE; ++i) {
-      x[i] = from[i];
-      squares += bf16_round(x[i] * x[i]);
-    }
-    const float mean = bf16_round(bf16_round(warp_sum(squares) / D) + eps);
-    const float factor = bf16_round(rsqrtf(mean));
-#pragma unroll
-    for (int i = 0; i < PER_LANE; i += 2) {
-      const int pair = (lane * PER_LANE + i - (D - R)) / 2;
-      float2 v = make_float2(bf16_round(x[i] * factor), bf16_round(x[i + 1] * factor));
-      if (lane * PER_LANE + i >= D - R) v = Rotation(position, frequencies[pair]).turn(v.x, v.y);
-      *reinterpret_cast<__nv_bfloat162*>(&query[head][lane * PER_LANE + i]) = __floats2bfloat162_rn(v.x, v.y);
-    }
+    own.prepare(q + int64_t(s) * q_stride + (head0 + head) * D, eps, query[head]);
   }
   __syncthreads();
-  if (warp < kChunk / 16) {  // keys are the A operand, heads its columns
-    const Lane at;
-    const int top = rows[warp * 16 + at.g], bottom = rows[warp * 16 + at.g + 8];
-    const __nv_bfloat16* row = own_keys + int64_t(top < 0 ? 0 : top) * D + 8 * at.t;
-    const __nv_bfloat16* row8 = own_keys + int64_t(bottom < 0 ? 0 : bottom) * D + 8 * at.t;
-    const __nv_bfloat16* column = &query[at.g < HEADS ? at.g : 0][8 * at.t];
-    float c[4] = {0, 0, 0, 0};
-#pragma unroll 4
-    for (int k = 0; k < D; k += 32) {
-      const uint4 a = load16(row + k), b = load16(row8 + k), v = load16(column + k);
-      mma_bf16(c, a.x, b.x, a.y, b.y, v.x, v.y);
-      mma_bf16(c, a.z, b.z, a.w, b.w, v.z, v.w);
-    }
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const int head = 2 * at.t + i;
-      if (head < HEADS) {
-        scores[head][warp * 16 + at.g] = top < 0 ? -INFINITY : c[i] * scale;
-        scores[head][warp * 16 + at.g + 8] = bottom < 0 ? -INFINITY : c[2 + i] * scale;
-      }
-    }
-  }
+  if (warp < SLICES) slice.score(query[0] + warp * KeySlice::WIDTH, QUERY, scores[warp]);
   __syncthreads();
   for (int head = warp; head < HEADS; head += blockDim.x >> 5) {
-    const float a = scores[head][lane], b = scores[head][lane + 32];
+    float a = 0, b = 0;
+#pragma unroll
+    for (int i = 0; i < SLICES; ++i) {
+      a += scores[i][head][lane];
+      b += scores[i][head][lane + 32];
+    }
+    a = rows[lane] < 0 ? -INFINITY : a * scale;
+    b = rows[lane + 32] < 0 ? -INFINITY : b * scale;
     const float top = lanes_max<32>(fmaxf(a, b));
     const float pa = expf(a - top), pb = expf(b - top);
     const float denominator = warp_sum(pa + pb);
-    probabilities[lane][head] = bf16_round(pa);
-    probabilities[lane + 32][head] = bf16_round(pb);
+    probabilities[head][lane] = __float2bfloat16_rn(pa);
+    probabilities[head][lane + 32] = __float2bfloat16_rn(pb);
     if (lane == 0) {
       tops[own_head + head] = top;
       denominators[own_head + head] = denominator;
     }
   }
   __syncthreads();
-  for (int pair = threadIdx.x; pair < D / 2; pair += blockDim.x) {
-    float2 acc[HEADS];
-#pragma unroll
-    for (int head = 0; head < HEADS; ++head) acc[head] = make_float2(0, 0);
-#pragma unroll 4
-    for (int i = 0; i < kChunk; ++i) {
-      const int row = rows[i] < 0 ? 0 : rows[i];  // its probability is 0
-      const float2 v = __bfloat1622float2(reinterpret_cast<const __nv_bfloat162*>(own_keys + int64_t(row) * D)[pair]);
-#pragma unroll
-      for (int head = 0; head < HEADS; ++head) {
-        acc[head].x += probabilities[i][head] * v.x;
-        acc[head].y += probabilities[i][head] * v.y;
-      }
-    }
-#pragma unroll
-    for (int head = 0; head < HEADS; ++head) reinterpret_cast<float2*>(own_sums + head * D)[pair] = acc[head];
+  if (warp < SLICES) {
+    slice.sum<HEADS>(probabilities[0], PROBABILITIES, sums + own_head * D + warp * KeySlice::WIDTH, D);
   }
 }
 

@@ -70,6 +70,7 @@ __device__ __forceinline__ float fp4_round(float x, float amax) {
 // The rotation of a pair at a position: exp(i * position * frequency), the angle a float product.
 struct Rotation {
   float c, s;
+  __device__ explicit Rotation(float2 turn) : c(turn.x), s(turn.y) {}
   __device__ Rotation(int position, float frequency) { sincosf(float(position) * frequency, &s, &c); }
   __device__ float2 turn(float x, float y) const { return make_float2(x * c - y * s, x * s + y * c); }
   __device__ float2 turn_back(float x, float y) const { return make_float2(x * c + y * s, y * c - x * s); }

@@ -37,8 +37,16 @@ __device__ __forceinline__ float router_key(float score, float bias) { return fm
 // How many keys come before this one: larger ones, and of equals those of lower places.
 template <int E>
 __device__ __forceinline__ int rank_of(const float (&keys)[E], int e) {
+  static_assert(E % 4 == 0, "four keys are compared at a time");
+  const float own = keys[e];
   int rank = 0;
-  for (int i = 0; i < E; ++i) rank += keys[i] > keys[e] || (keys[i] == keys[e] && i < e);
+#pragma unroll 8
+  for (int i = 0; i < E; i += 4) {
+    const float4 v = *reinterpret_cast<const float4*>(keys + i);
+    const float four[4] = {v.x, v.y, v.z, v.w};
+#pragma unroll
+    for (int n = 0; n < 4; ++n) rank += four[n] > own || (four[n] == own && i + n < e);
+  }
   return rank;
 }
 
@@ -49,12 +57,12 @@ __device__ __forceinline__ void guess(const float* y, int stride, int offset, co
                                       const int* table, const void* clock, const int* is_wanted, int* hints, int* hinted,
                                       int* guessed) {
   static_assert(S * K <= kHintWords - kHintHead, "a hint has no room for a guess");
-  __shared__ float keys[S][E];
+  __shared__ __align__(16) float keys[S][E];
   __shared__ int ids[S * K], first[32];
-  await_previous();
   const int e = threadIdx.x, warp = e >> 5, lane = e & 31;
   const int slot = e < E ? peek_system(table + layer * E + e) : 0;
   const bool is_on = __syncthreads_or(e == 0 && peek_system(is_wanted) != 0);
+  await_previous();
   bool is_missing = false;
   if (is_on) {
 #pragma unroll
@@ -104,11 +112,13 @@ __device__ __forceinline__ void route(const float* y, int stride, int offset, co
   }
   auto* mine = static_cast<Own*>(own);
   auto* out = reinterpret_cast<Routing<S * K, S>*>(routing);
-  __shared__ float keys[S][E], ranked[S][K], weights[S][E];
+  __shared__ __align__(16) float keys[S][E];
+  __shared__ float ranked[S][K], weights[S][E];
   __shared__ int ranks[S][E], first[32], resident_first[32];
   const int e = threadIdx.x, warp = e >> 5, lane = e & 31;
+  // Early, for it may be the bus's other side: the look-up before has ended, and its clock has been written.
+  const int slot = e < E ? load_system(table + layer * E + e) : 0;
   await_previous();
-  const int slot = e < E ? load_system(table + layer * E + e) : 0;  // early: it may be the bus's other side
   float score[S];
 #pragma unroll
   for (int s = 0; s < S; ++s) {
@@ -200,18 +210,28 @@ __device__ __forceinline__ void route(const float* y, int stride, int offset, co
   if (e == 0) store_system(static_cast<u64*>(tickets), ++mine->tickets);
 }
 
-// The slot of a place, waited for if need be; -1 after an abort. One thread of the block waits.
+// The slot of a place, waited for if need be; -1 after an abort. One thread of the block waits. That of the place's first
+// block asks the host's memory; those of the others wait for its answer, for hundreds that ask would fill the bus on which
+// the expert is to come. Now and then they ask all the same, and so depend on no other block.
 template <int POSITIONS, int S>
-__device__ __forceinline__ int find_slot(Routing<POSITIONS, S>* routing, int place, int position, const int* row,
-                                         const int* abort, unsigned* waited) {
+__device__ __forceinline__ int find_slot(Routing<POSITIONS, S>* routing, int place, bool is_first, int position,
+                                         const int* row, const int* abort, unsigned* waited) {
+  constexpr int kTurns = 256;
   __shared__ int found;
-  int slot = routing->slot_of[place];
+  int* answer = routing->slot_of + place;
+  int slot = *answer;
   if (__syncthreads_and(slot >= 0)) return slot;  // another block may be writing the answer
   if (threadIdx.x == 0) {
     const u64 since = nanoseconds();
     const int* entry = row + routing->experts[position];
-    while ((slot = load_system(entry)) < 0 && !load_system(abort)) __nanosleep(500);
-    routing->slot_of[place] = slot;  // every block of this place writes the same
+    for (int turn = 1; peek_system(answer) < 0; ++turn) {  // without order, which would empty L1 at every turn
+      if (is_first || turn % kTurns == 0) {
+        if (peek_system(entry) >= 0 && (slot = load_system(entry)) >= 0) store_device(answer, slot);
+        else if (peek_system(abort)) break;
+      }
+      __nanosleep(500);
+    }
+    slot = load_device(answer);
     atomicMax(waited, unsigned(nanoseconds() - since));
     found = slot;
   }
@@ -257,7 +277,7 @@ __device__ __forceinline__ void experts_up(const float* y, int stride, const uin
   const int place = (blockIdx.x - SHARED) / (W / 16), first = (blockIdx.x - SHARED) % (W / 16) * 16;
   const int position = routing->position_of[place];
   if (position < 0) return;
-  const int slot = find_slot(routing, place, position, row, abort, waited);
+  const int slot = find_slot(routing, place, first == 0, position, row, abort, waited);
   if (slot < 0) return;
   const uint8_t* record = pool + slot * slot_bytes;
   const Tiles weights{record + w1 + int64_t(first) * (D / 2) + k / 2, D / 2, w3 - w1};
@@ -287,15 +307,14 @@ __device__ __forceinline__ void experts_down(const void* hidden, const uint8_t* 
   __shared__ Partials<S, WARPS> partials[TILES];
   __shared__ Quantised<KW, S, uint16_t> inputs[WARPS];
   const int warp = threadIdx.x >> 5, k = warp * KW, first = blockIdx.x * 16 * TILES;
-  // The router's own kernel ended before this one started, so weights of experts that were there can come at once. Not by
-  // way of L1, in which another layer's decisions may still be.
-  const volatile int* slot_of = routing->slot_of;
-  const int position = static_cast<const volatile int*>(routing->position_of)[blockIdx.y];
+  // The router's own kernel ended before this one started, so weights of experts that were there can come at once. In L1
+  // there may be another layer's decisions, and what another expert had in this slot.
+  const int position = peek_system(routing->position_of + blockIdx.y);
+  int slot = load_device(routing->slot_of + blockIdx.y);
   if (position < 0) return;
-  int slot = slot_of[blockIdx.y];
   if (!__all_sync(0xFFFFFFFFu, slot >= 0)) {
     await_previous();
-    slot = slot_of[blockIdx.y];
+    slot = load_device(routing->slot_of + blockIdx.y);
   }
   if (slot < 0) return;
   const uint8_t* record = pool + slot * slot_bytes;
@@ -328,8 +347,10 @@ __device__ __forceinline__ void experts_write(const int* decisions, const void* 
   streams_write<D, S, J>(
       [&](int s, int column) {
         float sum = 0;
-        for (int i = 0; i < routing->count; ++i) {
-          if (routing->is_used[i][s]) sum += __bfloat162float(static_cast<const __nv_bfloat16*>(outputs)[int64_t(i * S + s) * D + column]);
+#pragma unroll 6
+        for (int i = 0; i < POSITIONS; ++i) {  // loaded whether they count or not, so that none waits for another
+          const __nv_bfloat16 output = static_cast<const __nv_bfloat16*>(outputs)[int64_t(i * S + s) * D + column];
+          sum += i < routing->count && routing->is_used[i][s] ? __bfloat162float(output) : 0.0f;
         }
         return bf16_round(sum + __bfloat162float(static_cast<const __nv_bfloat16*>(shared)[s * D + column]));
       },

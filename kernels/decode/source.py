@@ -11,8 +11,8 @@ import tilelang.cuda.language as cuda
 import tilelang.language as T
 
 _FILES = (
-    *("chain", "warp", "block", "linear", "streams", "attention", "indexer"),
-    *("system", "hints", "experts", "sampling"),
+    *("chain", "system", "warp", "block", "linear", "streams", "attention", "indexer"),
+    *("hints", "experts", "sampling"),
 )
 """In the order in which they need each other."""
 

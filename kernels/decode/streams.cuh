@@ -90,16 +90,23 @@ __device__ __forceinline__ void attention_write(const void* y, void* streams, co
       post, comb, fn, parts);
 }
 
-// Mixing numbers of a token, float [J], from the parts: every warp adds some up. Shared memory of the caller.
-template <int D, int J>
-__device__ __forceinline__ void mixes(const float* parts, float (&mix)[J + 1]) {
-  constexpr int BLOCKS = D / kColumns;
+// Mixing numbers of a token from the parts: numbers FIRST to FIRST + COUNT - 1 and, as the last, the streams' sum of squares.
+// A warp of the block adds up every WARPS-th.
+template <int D, int J, int FIRST, int COUNT, int WARPS>
+__device__ __forceinline__ void mixes(const float* parts, float (&mix)[COUNT + 1]) {
+  constexpr int BLOCKS = D / kColumns, ROUNDS = (COUNT + WARPS) / WARPS;
   const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
-  for (int j = warp; j <= J; j += blockDim.x >> 5) {
-    float sum = 0;
-    for (int block = lane; block < BLOCKS; block += 32) sum += parts[block * (J + 1) + j];
-    sum = warp_sum(sum);
-    if (lane == 0) mix[j] = sum;
+  float sums[ROUNDS];
+#pragma unroll
+  for (int r = 0; r < ROUNDS; ++r) {
+    const int i = r * WARPS + warp, j = i < COUNT ? FIRST + i : J;
+    sums[r] = 0;
+    for (int block = lane; block < BLOCKS; block += 32) sums[r] += parts[block * (J + 1) + j];
+  }
+#pragma unroll
+  for (int r = 0; r < ROUNDS; ++r) {
+    const float sum = warp_sum(sums[r]);
+    if (lane == 0 && r * WARPS + warp <= COUNT) mix[r * WARPS + warp] = sum;
   }
   __syncthreads();
 }
@@ -107,16 +114,19 @@ __device__ __forceinline__ void mixes(const float* parts, float (&mix)[J + 1]) {
 __device__ __forceinline__ float sigmoid(float x) { return 1.0f / (1.0f + expf(-x)); }
 
 // post [4] and comb [4][4] of a token, by the block's first 16 lanes; lane 4 * j + k has comb[j][k].
-template <int D>
+template <int D, int THREADS>
 __device__ __forceinline__ void streams_mix(const float* parts, const float* scale, const float* base, float eps,
                                             float hc_eps, int iterations, float* post, float* comb) {
-  __shared__ float mix[kLayerMixes + 1];
-  mixes<D, kLayerMixes>(parts, mix);
-  if (threadIdx.x >= 32) return;
+  constexpr int COUNT = kLayerMixes - kStreams;
+  __shared__ float mix[COUNT + 1];
   const int lane = threadIdx.x & 15;
-  const float inverse_rms = rsqrtf(mix[kLayerMixes] / (kStreams * D) + eps);
-  if (threadIdx.x < 4) post[threadIdx.x] = 2.0f * sigmoid(mix[4 + threadIdx.x] * inverse_rms * scale[1] + base[4 + threadIdx.x]);
-  const float x = mix[8 + lane] * inverse_rms * scale[2] + base[8 + lane];
+  const float post_scale = scale[1], post_base = base[4 + lane % 4], comb_scale = scale[2], comb_base = base[8 + lane];
+  await_previous();
+  mixes<D, kLayerMixes, kStreams, COUNT, THREADS / 32>(parts, mix);
+  if (threadIdx.x >= 32) return;
+  const float inverse_rms = rsqrtf(mix[COUNT] / (kStreams * D) + eps);
+  if (threadIdx.x < 4) post[threadIdx.x] = 2.0f * sigmoid(mix[lane] * inverse_rms * post_scale + post_base);
+  const float x = mix[4 + lane] * inverse_rms * comb_scale + comb_base;
   const auto over_row = [](float v) { v += __shfl_xor_sync(0xFFFFFFFFu, v, 1); return v + __shfl_xor_sync(0xFFFFFFFFu, v, 2); };
   const auto over_column = [](float v) { v += __shfl_xor_sync(0xFFFFFFFFu, v, 4); return v + __shfl_xor_sync(0xFFFFFFFFu, v, 8); };
   float top = fmaxf(x, __shfl_xor_sync(0xFFFFFFFFu, x, 1));
@@ -139,23 +149,40 @@ __device__ __forceinline__ void streams_read(const void* streams, const float* p
                                              const float* base, const float* norm, float eps, float hc_eps, void* out,
                                              uint8_t* codes, uint16_t* halves, float* scales) {
   constexpr int PER_THREAD = 8, ROUNDS = (D + PER_THREAD * THREADS - 1) / (PER_THREAD * THREADS);
-  __shared__ float mix[J + 1];
-  mixes<D, J>(parts, mix);
-  const float inverse_rms = rsqrtf(mix[J] / (kStreams * D) + eps);
-  float pre[kStreams];
+  __shared__ float mix[kStreams + 1];
+  float weights[ROUNDS][PER_THREAD], bases[kStreams];
+  const float pre_scale = scale[0];
 #pragma unroll
-  for (int j = 0; j < kStreams; ++j) pre[j] = sigmoid(mix[j] * inverse_rms * scale[0] + base[j]) + hc_eps;
-  float x[ROUNDS][PER_THREAD], squares = 0;
+  for (int j = 0; j < kStreams; ++j) bases[j] = base[j];
 #pragma unroll
   for (int r = 0; r < ROUNDS; ++r) {
     const int column = (r * THREADS + threadIdx.x) * PER_THREAD;
 #pragma unroll
-    for (int i = 0; i < PER_THREAD; ++i) x[r][i] = 0;
-    if (column >= D) continue;
+    for (int i = 0; i < PER_THREAD; ++i) weights[r][i] = column < D ? norm[column + i] : 0.0f;
+  }
+  await_previous();
+  uint4 values[ROUNDS][kStreams];  // on their way while the mixes are added up
+#pragma unroll
+  for (int r = 0; r < ROUNDS; ++r) {
+    const int column = (r * THREADS + threadIdx.x) * PER_THREAD;
 #pragma unroll
     for (int j = 0; j < kStreams; ++j) {
-      const uint4 v = load16(static_cast<const uint16_t*>(streams) + j * D + column);
-      const __nv_bfloat162* pairs = reinterpret_cast<const __nv_bfloat162*>(&v);
+      values[r][j] = column < D ? load16(static_cast<const uint16_t*>(streams) + j * D + column) : make_uint4(0, 0, 0, 0);
+    }
+  }
+  mixes<D, J, 0, kStreams, THREADS / 32>(parts, mix);
+  const float inverse_rms = rsqrtf(mix[kStreams] / (kStreams * D) + eps);
+  float pre[kStreams];
+#pragma unroll
+  for (int j = 0; j < kStreams; ++j) pre[j] = sigmoid(mix[j] * inverse_rms * pre_scale + bases[j]) + hc_eps;
+  float x[ROUNDS][PER_THREAD], squares = 0;
+#pragma unroll
+  for (int r = 0; r < ROUNDS; ++r) {
+#pragma unroll
+    for (int i = 0; i < PER_THREAD; ++i) x[r][i] = 0;
+#pragma unroll
+    for (int j = 0; j < kStreams; ++j) {
+      const __nv_bfloat162* pairs = reinterpret_cast<const __nv_bfloat162*>(&values[r][j]);
 #pragma unroll
       for (int i = 0; i < PER_THREAD / 2; ++i) {
         const float2 f = __bfloat1622float2(pairs[i]);
@@ -177,7 +204,7 @@ __device__ __forceinline__ void streams_read(const void* streams, const float* p
     uint32_t words[PER_THREAD / 2];
 #pragma unroll
     for (int i = 0; i < PER_THREAD; ++i) {
-      x[r][i] = column < D ? bf16_round(x[r][i] * factor * norm[column + i]) : 0.0f;
+      x[r][i] = bf16_round(x[r][i] * factor * weights[r][i]);
       amax = fmaxf(amax, fabsf(x[r][i]));
     }
 #pragma unroll
@@ -207,7 +234,6 @@ __device__ __forceinline__ void sublayer_read(const void* streams, const float* 
                                               const float* base, const float* norm, float eps, float hc_eps,
                                               int iterations, void* out, uint8_t* codes, void* halves,
                                               float* scales, float* post, float* comb) {
-  await_previous();
   const int s = blockIdx.y;
   const float* own = parts + s * (D / kColumns) * (kLayerMixes + 1);
   if (blockIdx.x == 0) {
@@ -215,7 +241,7 @@ __device__ __forceinline__ void sublayer_read(const void* streams, const float* 
                                           norm, eps, hc_eps, static_cast<uint16_t*>(out) + s * D, codes + s * D,
                                           static_cast<uint16_t*>(halves) + s * D, scales + s * (D / kActBlock));
   } else {
-    streams_mix<D>(own, scale, base, eps, hc_eps, iterations, post + s * kStreams, comb + s * kStreams * kStreams);
+    streams_mix<D, THREADS>(own, scale, base, eps, hc_eps, iterations, post + s * kStreams, comb + s * kStreams * kStreams);
   }
 }
 
@@ -223,7 +249,6 @@ template <int D, int THREADS>
 __device__ __forceinline__ void head_read(const void* streams, const float* parts, const float* scale, const float* base,
                                           const float* norm, float eps, float hc_eps, void* out, uint8_t* codes,
                                           float* scales) {
-  await_previous();
   const int s = blockIdx.y;
   streams_read<D, kStreams, THREADS>(static_cast<const uint16_t*>(streams) + s * kStreams * D,
                                      parts + s * (D / kColumns) * (kStreams + 1), scale, base, norm, eps, hc_eps,

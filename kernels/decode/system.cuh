@@ -10,6 +10,17 @@ __device__ __forceinline__ int load_system(const int* p) {
   return v;
 }
 
+// What another block of this GPU wrote, and with it what that block had seen: later loads find no older lines in L1.
+__device__ __forceinline__ int load_device(const int* p) {
+  int v;
+  asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
+  return v;
+}
+
+__device__ __forceinline__ void store_device(int* p, int v) {
+  asm volatile("st.release.gpu.global.s32 [%0], %1;" ::"l"(p), "r"(v) : "memory");
+}
+
 // Without order: for what only a hint depends on, so that later loads need not wait for this one.
 __device__ __forceinline__ int peek_system(const int* p) {
   int v;

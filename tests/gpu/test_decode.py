@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -42,6 +43,10 @@ class Setup:
         compile_ahead(self._warm_up, print)
         self.graphs.begin(self.experts)
 
+    def close(self) -> None:
+        self.graphs.close()
+        self.experts.close()
+
     def _warm_up(self) -> None:
         warm_up(self.model, self.states[0])
         self.graphs.warm_up()
@@ -72,8 +77,9 @@ class Setup:
 
 
 @pytest.fixture(scope="module")
-def demo() -> Setup:
-    return Setup(DEMO)
+def demo() -> Iterator[Setup]:
+    with closing(Setup(DEMO)) as setup:
+        yield setup
 
 
 @pytest.fixture(scope="module")
@@ -101,14 +107,14 @@ def test_logits_are_those_of_the_models_forward(demo: Setup, length: int) -> Non
 
 def test_recorded_runs_end_to_end() -> None:
     """The tiny checkpoint's recorded logits, decoded teacher-forced."""
-    setup = Setup(goldens.TINY_A)
     golden, limit, ids = goldens.vectors("golden"), goldens.limits("end_to_end"), goldens.token_ids()
     got, expected = [], []
-    for prefill, decode in goldens.cases("golden"):
-        if decode:
-            setup.prefill(ids[:prefill], setup.states[0])
-            got += setup.graphs.forced(ids[prefill : prefill + decode])
-            expected.append(golden[f"prefill{prefill}_decode{decode}.logits"][1:])
+    with closing(Setup(goldens.TINY_A)) as setup:
+        for prefill, decode in goldens.cases("golden"):
+            if decode:
+                setup.prefill(ids[:prefill], setup.states[0])
+                got += setup.graphs.forced(ids[prefill : prefill + decode])
+                expected.append(golden[f"prefill{prefill}_decode{decode}.logits"][1:])
     a, b = torch.stack(got).cpu(), torch.cat(expected)
     measured = float((a - b).norm() / b.norm()), float(torch.cosine_similarity(a, b).mean())
     print("pooled, cosine", measured)
@@ -269,6 +275,6 @@ def test_nothing_blocks_the_host_while_steps_hit(demo: Setup) -> None:
 def test_sequences_in_one_step_are_as_alone(demo: Setup, sequences: int) -> None:
     prompts = [demo.prompt(20 + 50 * i, seed=i) for i in range(sequences)]
     alone = [[t for (t,) in demo.decode(demo.graphs, [prompt], 80)[0]] for prompt in prompts]
-    together = Setup(DEMO, sequences)
-    got, _ = together.decode(together.graphs, prompts, 80)
+    with closing(Setup(DEMO, sequences)) as together:
+        got, _ = together.decode(together.graphs, prompts, 80)
     assert [list(column) for column in zip(*got, strict=True)] == alone

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import secrets
 import statistics
+import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
@@ -238,6 +239,7 @@ class Decoder:
         while not event.query():  # type: ignore[no-untyped-call]
             self._opened.tickets.serve()
             self._buffers.hints.serve(self._opened.experts)
+            time.sleep(0)  # the socket's thread sends tokens meanwhile, and would wait 5 ms for its turn
 
     @contextmanager
     def _ended(self) -> Iterator[None]:
