@@ -75,7 +75,7 @@ def _run(files: Sequence[Path], gpu: int, workers: int) -> dict[str, Outcome]:
     """One call of pytest, which prints what it does."""
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.xml"
-        command = ["env", f"CUDA_VISIBLE_DEVICES={gpu}", sys.executable, "-m", "pytest", "-v", f"--junitxml={report}"]
+        command = ["env", f"CUDA_VISIBLE_DEVICES={gpu}", sys.executable, "-m", "pytest", "-vv", f"--junitxml={report}"]
         command += ["-n", str(workers), "-p", "no:benchmark"] if workers > 1 else []
         subprocess.run([*command, *map(str, files)], cwd=ROOT)
         cases = list(ElementTree.parse(report).iter("testcase")) if report.exists() else []
