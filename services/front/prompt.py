@@ -87,6 +87,7 @@ class PromptMaker:
         messages = [_joined(m, f"messages[{i}]") for i, m in enumerate(chat.messages)]
         if not messages:
             raise ChatError("messages must have at least one message")
+        _check_asks(messages[-1])
         messages = _with_instructions(messages, chat)
         segments = self._render(messages, chat)
         thinking = _leaves_reasoning_open(segments)
@@ -164,6 +165,13 @@ def _joined(message: Any, where: str) -> Any:
             raise ChatError(f"{where}.content[{i}]: only parts of type text are supported")
         texts.append(part["text"])
     return message | {"content": "\n\n".join(texts)}
+
+
+def _check_asks(last: Any) -> None:
+    """A prompt that ends with instructions or behind an answer hands over to nobody: what follows would be noise."""
+    is_over = isinstance(last, dict) and last.get("role") in ("system", "assistant")
+    if is_over and not (last.get("wo_eos") or last.get("task")):
+        raise ChatError("messages must end with what the model should answer: a message of user or tool")
 
 
 def _with_instructions(messages: list[Any], chat: Conversation) -> list[Any]:

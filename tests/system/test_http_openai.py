@@ -220,6 +220,23 @@ def test_an_answer_says_whether_it_is_the_json_asked_for(client, response_format
     assert last.choices[0].response_format == report
 
 
+@pytest.mark.parametrize("effort", ["none", "high"])
+def test_instructions_of_either_name_are_the_same_prompt(client, effort):
+    """With reasoning, too, where the model's own `developer` turns are forgotten."""
+    counts = {
+        role: ask(client, [{"role": role, "content": "Be kind."}, *SUM], reasoning_effort=effort).usage.prompt_tokens
+        for role in ("system", "developer")
+    }
+    assert counts["developer"] == counts["system"]
+
+
+def test_continues_what_the_assistant_began(client):
+    answer = ask(client, [*SUM, {"role": "assistant", "content": "37 + 45 = ", "prefix": True}])
+    assert choice_of(answer).message.content == "82."
+    with pytest.raises(openai.BadRequestError, match="messages must end with what the model should answer"):
+        ask(client, [*SUM, {"role": "assistant", "content": "37 + 45 = "}])
+
+
 def test_text_asks_for_no_format(client):
     assert not hasattr(choice_of(ask(client, SUM, response_format={"type": "text"})), "response_format")
 

@@ -19,6 +19,7 @@ from services.front.stop import check_stops
 
 MAX_TOP_LOGPROBS = 20
 DEFAULT_COMPLETION_TOKENS = 16
+_INSTRUCTIONS = ("system", "developer")
 
 # What would change the answer and is not there: refused unless it is left out, null, or this value.
 _CHAT_FIXED: dict[str, tuple[Any, str]] = {
@@ -134,12 +135,10 @@ def _read_raw_prompt(fields: Fields) -> RawPrompt:
 
 
 def _read_conversation(fields: Fields) -> Conversation:
-    messages = fields.items("messages")
-    if not messages:
-        raise ChatError("messages must be a list with at least one message")
+    messages = _read_messages(fields)
     choice, names = fields.raw("tool_choice"), _tool_names(fields)
     return Conversation(
-        messages=tuple(messages),
+        messages=messages,
         thinking=_read_thinking(fields),
         effort=_read_effort(fields),
         tools=() if choice == "none" else tuple(fields.items("tools")),
@@ -147,6 +146,26 @@ def _read_conversation(fields: Fields) -> Conversation:
         max_calls=0 if choice == "none" else None if fields.flag("parallel_tool_calls", True) else 1,
         json_schema=_read_schema(fields.table("response_format")),
     )
+
+
+def _read_messages(fields: Fields) -> tuple[Any, ...]:
+    """`developer` is OpenAI's newer name for `system`, not the model's own role of that name, which it forgets.
+
+    Instructions at the beginning are the system message; later ones are a user's words, for those get an answer. With
+    DeepSeek's `prefix` a last message of the assistant is continued.
+    """
+    messages = fields.items("messages")
+    if not messages:
+        raise ChatError("messages must be a list with at least one message")
+    roles = [message.get("role") if isinstance(message, dict) else None for message in messages]
+    first = next((i for i, role in enumerate(roles) if role not in _INSTRUCTIONS), len(roles))
+    read = [
+        message | {"role": "system" if i < first else "user"} if role in _INSTRUCTIONS else message
+        for i, (message, role) in enumerate(zip(messages, roles, strict=True))
+    ]
+    if roles[-1] == "assistant" and read[-1].get("prefix") is True and not read[-1].get("tool_calls"):
+        read[-1] = read[-1] | {"wo_eos": True}
+    return tuple(read)
 
 
 def _read_thinking(fields: Fields) -> bool:

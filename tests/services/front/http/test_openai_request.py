@@ -31,6 +31,34 @@ def test_nothing_but_messages():
     assert (asked.is_stream, asked.with_usage) == (False, False)
 
 
+def said(role, **fields):
+    return {"role": role, "content": role, **fields}
+
+
+@pytest.mark.parametrize(
+    ("roles", "expected"),
+    [
+        (["system", "user"], ["system", "user"]),
+        (["developer", "user"], ["system", "user"]),
+        (["system", "developer", "user", "developer"], ["system", "system", "user", "user"]),
+        (["user", "assistant", "system", "user"], ["user", "assistant", "user", "user"]),
+    ],
+)
+def test_instructions_are_read_in_their_place(roles, expected):
+    messages = conversation(messages=[said(role) for role in roles]).messages
+    assert messages == tuple(said(role) | {"role": read} for role, read in zip(roles, expected, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("last", "is_continued"),
+    [({"prefix": True}, True), ({"prefix": False}, False), ({}, False), ({"prefix": True, "tool_calls": [{}]}, False)],
+)
+def test_a_last_message_of_the_assistant_is_continued_if_asked_for(last, is_continued):
+    messages = [HELLO, said("assistant", **last)]
+    assert bool(conversation(messages=messages).messages[-1].get("wo_eos")) is is_continued
+    assert "wo_eos" not in messages[-1]
+
+
 @pytest.mark.parametrize(
     ("fields", "expected"),
     [
