@@ -77,8 +77,11 @@ class CallBlock:
 
     @property
     def plain_text(self) -> str:
-        """What the block says if no call begins in it and it is more than tags: then it was text after all."""
-        if self._raw is None:
+        """What the block says if no call in it has a name and it is more than tags: then it was text after all.
+
+        Nothing while a call is open, whose name may have been cut off.
+        """
+        if self._raw is None or (self._in_call and not self.closed):
             return ""
         raw = "".join(self._raw)
         if self.closed:
@@ -148,13 +151,13 @@ class CallBlock:
 
     def _open_call(self) -> None:
         self._close_call()
-        self._raw, self._in_call, self._state = None, True, _State.HEAD
+        self._in_call, self._state = True, _State.HEAD
 
     def _begin_call(self, name: str | None) -> None:
         """A call whose name cannot be read is none."""
         if name is not None:
             self._take_span()
-            self._name, self._state = name, _State.INSIDE
+            self._raw, self._name, self._state = None, name, _State.INSIDE
             self._writer = ArgumentsWriter(self._schemas.get(name))
             self._events.append(CallBegun(name))
 

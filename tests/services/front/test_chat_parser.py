@@ -116,6 +116,7 @@ def parameter(name, value, string="true"):
 
 NOW = CompletedCall("now", "{}")
 NOTE = CompletedCall("note", '{"text": "a"}')
+NAMELESS = block(f'<{DSML}invoke nme="note">\n{parameter("text", "a")}\n</{DSML}invoke>')
 
 
 @pytest.mark.parametrize(
@@ -161,7 +162,16 @@ NOTE = CompletedCall("note", '{"text": "a"}')
             id="parameter closed by its call",
         ),
         pytest.param(f'<{DSML}invoke name="now">\n{EOS}', ("", "", [], "stop"), id="call cut by the end mark"),
-        pytest.param(f"<{DSML}invoke>\n</{DSML}invoke>{EOS}", ("", "", [], "stop"), id="call without a name"),
+        pytest.param(f"<{DSML}invoke>\n</{DSML}invoke>{EOS}", ("", "", [], "stop"), id="call of nothing but tags"),
+        pytest.param(NAMELESS + EOS, ("", NAMELESS, [], "stop"), id="call without a name"),
+        pytest.param(NAMELESS + "more", ("", NAMELESS + "more", [], "length"), id="text after a call without a name"),
+        pytest.param(NAMELESS[:-40], ("", "", [], "length"), id="call without a name cut off"),
+        pytest.param(f'<{DSML}invoke name="no', ("", "", [], "length"), id="call cut in its name"),
+        pytest.param(
+            block(f"<{DSML}invoke>now</{DSML}invoke>", invoke("now")),
+            ("", "", [NOW], "tool_calls"),
+            id="one has a name",
+        ),
         pytest.param(
             block(invoke("note", parameter("text", "b"), parameter("text", "a"))),
             ("", "", [NOTE], "tool_calls"),
