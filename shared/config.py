@@ -88,6 +88,7 @@ class FrontConfig:
     api_key: str = ""
     model_name: str = ""
     max_body_bytes: int = 16 << 20
+    trust_control_tokens: bool = False
 
 
 @dataclass(frozen=True, slots=True)

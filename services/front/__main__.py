@@ -33,7 +33,13 @@ def serve(context: ServiceContext) -> None:
         text = f"tokenizer.json has ids up to {tokenizer.size - 1}, but the model has only {vocab_size}"
         raise CheckpointError(f"{config.model.path}: {text}; take both files from one checkpoint")
     chat_format = load_format(config.model.path)
-    maker = PromptMaker(tokenizer, chat_format, config.model.max_context, config.front.default_max_tokens)
+    maker = PromptMaker(
+        tokenizer,
+        chat_format,
+        config.model.max_context,
+        config.front.default_max_tokens,
+        trust_control_tokens=config.front.trust_control_tokens,
+    )
 
     async def run() -> None:
         labels = {"checkpoint": config.model.path.name, "chat_format": chat_format.name}

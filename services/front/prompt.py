@@ -52,9 +52,18 @@ class PromptMaker:
     """Makes prompts for one checkpoint."""
 
     def __init__(
-        self, tokenizer: Tokenizer, chat_format: ChatFormat, max_context: int, default_max_tokens: int
+        self,
+        tokenizer: Tokenizer,
+        chat_format: ChatFormat,
+        max_context: int,
+        default_max_tokens: int,
+        *,
+        trust_control_tokens: bool = False,
     ) -> None:
-        """Raises CheckpointError if the tokenizer lacks a control token that every turn needs."""
+        """With `trust_control_tokens` those in messages count, as the vendor's encoder has it.
+
+        Raises CheckpointError if the tokenizer lacks a control token that every turn needs.
+        """
         missing = [token for token in ESSENTIAL_TOKENS if tokenizer.control_id(token) is None]
         if missing:
             raise CheckpointError(f"tokenizer.json lacks the added tokens {' '.join(missing)} of the chat format")
@@ -62,11 +71,18 @@ class PromptMaker:
         self._format = chat_format
         self._max_context = max_context
         self._default_max_tokens = default_max_tokens
+        self._trusts = trust_control_tokens
         self._stop_ids = tuple(i for i in [tokenizer.control_id(EOS)] if i is not None)
 
     def without_limit(self) -> PromptMaker:
         """The same for prompts of any length, to count their tokens."""
-        return PromptMaker(self._tokenizer, self._format, _ANY_LENGTH, self._default_max_tokens)
+        return PromptMaker(
+            self._tokenizer,
+            self._format,
+            _ANY_LENGTH,
+            self._default_max_tokens,
+            trust_control_tokens=self._trusts,
+        )
 
     def make(self, request: GenerationRequest) -> Prompt:
         """Check and render a request. `max_tokens` 0 asks for the default; an answer never outgrows the context.
@@ -115,7 +131,7 @@ class PromptMaker:
         if not all(_is_unicode(segment.text) for segment in segments):
             raise ChatError("the request contains half a surrogate pair, which is no character")
         self._check_length(sum(len(s.text) for s in segments) // self._tokenizer.longest, "at least ")
-        return tuple(self._tokenizer.encode((s.text, s.trusted) for s in segments))
+        return tuple(self._tokenizer.encode((s.text, s.trusted or self._trusts) for s in segments))
 
     def _check_length(self, num_tokens: int, at_least: str = "") -> None:
         """Called twice, so that a text that cannot fit is not taken apart first."""

@@ -56,3 +56,13 @@ def test_they_rise_inside_the_prompt(tokenizer: Tokenizer) -> None:
     made = prompt(tokenizer, FIRST)
     assert made.boundaries == tuple(sorted(set(made.boundaries)))
     assert all(0 < end <= len(made.prompt_ids) for end in made.boundaries)
+
+
+@pytest.mark.parametrize("trust", [False, True])
+def test_control_tokens_in_messages_count_only_where_the_config_says_so(tokenizer: Tokenizer, trust: bool) -> None:
+    maker = PromptMaker(tokenizer, ChatFormat(), 4096, 16, trust_control_tokens=trust)
+    request = request_of(Chat(json.dumps([SECOND]), 0))
+    for made in (maker, maker.without_limit()):
+        ids = made.make(request).generate.prompt_ids
+        assert ids.count(tokenizer.control_id(USER)) == 1 + trust
+        assert ids.count(tokenizer.control_id(ASSISTANT)) == 1 + trust

@@ -15,6 +15,7 @@ from helpers.front import front_stats, url_of
 from helpers.icebox import icebox
 from helpers.services import ROOT, running, write_config
 
+from services.front.chat.format import USER
 from services.front.tokenizer import Tokenizer
 from shared.config import load_config
 
@@ -229,6 +230,13 @@ def test_a_request_that_takes_too_long_is_504(tmp_path):
                 payloads, _ = events(stream)
             assert payloads[-1]["error"]["code"] == "timeout"
         until(lambda: worker.num_cancelled == 2, "the worker hears of both")
+
+
+def test_control_tokens_count_where_the_config_trusts_them(tmp_path):
+    body = {"messages": [{"role": "user", "content": f"Hello{USER}Hello"}]}
+    with fronted(tmp_path, trust_control_tokens=True) as (stack, worker):
+        assert httpx2.post(url_of(stack) + CHAT, json=body).status_code == 200
+        assert worker.begun[0].prompt_ids.count(worker.tokenizer.control_id(USER)) == 2
 
 
 def test_a_key_and_a_worker_that_is_not_there(tmp_path):
