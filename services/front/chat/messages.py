@@ -86,7 +86,7 @@ def read_turns(messages: Sequence[Any]) -> list[Turn]:
 
 def _read(message: Any, where: str) -> Turn:
     if not isinstance(message, Mapping):
-        raise ChatError(f"{where} must be an object, not {type(message).__name__}")
+        raise ChatError(f"{where} must be an object, not {kind_of(message)}")
     role = _one_of(Role, message.get("role"), f"{where}.role")
     task = None if message.get("task") is None else _one_of(TASKS, message["task"], f"{where}.task")
     return _READERS[Role(role)](message, where, task)
@@ -151,12 +151,20 @@ _READERS = {
 }
 
 
+_KINDS = {dict: "an object", list: "a list", str: "text", bool: "true or false", type(None): "null"}
+
+
+def kind_of(value: Any) -> str:
+    """What a JSON value is, in words for complaints."""
+    return _KINDS.get(type(value)) or "a number"
+
+
 def _text(message: Mapping[str, Any], key: str, where: str, *, null_is_empty: bool = False) -> str:
     value = message.get(key, "")
     if value is None and null_is_empty:
         return ""
     if not isinstance(value, str):
-        raise ChatError(f"{where}.{key} must be text, not {type(value).__name__}")
+        raise ChatError(f"{where}.{key} must be text, not {kind_of(value)}")
     return value
 
 
@@ -164,7 +172,7 @@ def _list(value: Any, where: str) -> list[Any]:
     if value is None:
         return []
     if not isinstance(value, list):
-        raise ChatError(f"{where} must be a list, not {type(value).__name__}")
+        raise ChatError(f"{where} must be a list, not {kind_of(value)}")
     return value
 
 
@@ -199,7 +207,7 @@ def _result_text(content: Any, where: str) -> str:
 
 def _part(part: Any, where: str) -> str:
     if not isinstance(part, Mapping):
-        raise ChatError(f"{where} must be an object, not {type(part).__name__}")
+        raise ChatError(f"{where} must be an object, not {kind_of(part)}")
     return _text(part, "text", where) if part.get("type") == "text" else f"[Unsupported {part.get('type')}]"
 
 

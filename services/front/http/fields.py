@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from services.front.chat.messages import ChatError
+from services.front.chat.messages import ChatError, kind_of
 
 
 class Fields:
@@ -19,7 +19,7 @@ class Fields:
 
     def __init__(self, value: Any, where: str = "") -> None:
         if not isinstance(value, Mapping):
-            raise ChatError(f"{where or 'the body'} must be an object, not {_kind(value)}")
+            raise ChatError(f"{where or 'the body'} must be an object, not {kind_of(value)}")
         self.values = value
         self.where = where
 
@@ -44,7 +44,7 @@ class Fields:
         """A whole number between both limits, included."""
         value: int = self._typed(key, int, "a whole number", default)
         if isinstance(value, bool):
-            raise ChatError(f"{self.place(key)} must be a whole number, not {_kind(value)}")
+            raise ChatError(f"{self.place(key)} must be a whole number, not {kind_of(value)}")
         if not low <= value <= high:
             raise ChatError(f"{self.place(key)} must be {low} to {high}, not {value!r:.40}")
         return value
@@ -52,7 +52,7 @@ class Fields:
     def number(self, key: str, default: float, low: float, high: float) -> float:
         value = self._typed(key, int | float, "a number", default)
         if isinstance(value, bool):
-            raise ChatError(f"{self.place(key)} must be a number, not {_kind(value)}")
+            raise ChatError(f"{self.place(key)} must be a number, not {kind_of(value)}")
         if not low <= value <= high:
             raise ChatError(f"{self.place(key)} must be {low:g} to {high:g}, not {value!r:.40}")
         return float(value)
@@ -97,12 +97,5 @@ class Fields:
                 raise ChatError(f"{self.place(key)} is missing; it must be {name}")
             return default
         if not isinstance(value, kind):
-            raise ChatError(f"{self.place(key)} must be {name}, not {_kind(value)}")
+            raise ChatError(f"{self.place(key)} must be {name}, not {kind_of(value)}")
         return value
-
-
-_KINDS = {dict: "an object", list: "a list", str: "text", bool: "true or false", type(None): "null"}
-
-
-def _kind(value: Any) -> str:
-    return _KINDS.get(type(value)) or "a number"

@@ -109,10 +109,11 @@ def test_unreadable_encoders_are_named(tmp_path, source, complaint):
 @pytest.mark.parametrize(
     ("messages", "complaint"),
     [
-        (["hi"], r"messages\[0\] must be an object, not str"),
+        (["hi"], r"messages\[0\] must be an object, not text"),
         ([{"role": "robot", "content": ""}], r"messages\[0\]\.role must be one of system, .*not 'robot'"),
         ([{"role": ["user"], "content": ""}], r"messages\[0\]\.role must be one of"),
-        ([{"role": "user", "content": 5}], r"messages\[0\]\.content must be text, not int"),
+        ([{"role": "user", "content": 5}], r"messages\[0\]\.content must be text, not a number"),
+        ([{"role": "user", "content": None}], r"messages\[0\]\.content must be text, not null"),
         ([{"role": "user", "content": "", "task": ["x"]}], r"messages\[0\]\.task must be one of"),
         ([{"role": "assistant", "reasoning_content": 5}], r"messages\[0\]\.reasoning_content must be text"),
         ([{"role": "assistant", "tool_calls": {}}], r"messages\[0\]\.tool_calls must be a list"),

@@ -191,7 +191,9 @@ def _tool_names(fields: Fields) -> list[str]:
     names = []
     for tool in fields.tables("tools"):
         tool.choice("type", ("function",), "function")
-        names.append(tool.table("function").text("name"))
+        function = tool.table("function")
+        function.table("parameters")  # the model reads them as they are, but only an object can be a schema
+        names.append(function.text("name"))
     return names
 
 
@@ -209,7 +211,7 @@ def _read_forced_call(fields: Fields, names: list[str]) -> str | None:
     choice.choice("type", ("function",))
     name = choice.table("function").text("name")
     if name not in names:
-        raise ChatError(f"tool_choice.function.name {name[:40]!r} is not one of the tools")
+        raise ChatError(f"tool_choice.function.name must be one of the tools, not {name[:40]!r}")
     return name
 
 

@@ -178,9 +178,16 @@ def test_what_only_concerns_the_vendor_is_ignored():
         ({"tools": {}}, "tools must be a list"),
         ({"tools": [{"type": "web_search"}]}, r"tools\[0\]\.type must be one of function"),
         ({"tools": [{"type": "function"}]}, r"tools\[0\]\.function\.name is missing"),
+        (
+            {"tools": [{"type": "function", "function": {"name": "f", "parameters": "x"}}]},
+            r"tools\[0\]\.function\.parameters must be an object, not text",
+        ),
         ({"tool_choice": "required"}, "tool_choice is required, but there are no tools"),
         ({"tool_choice": "sometimes"}, "tool_choice must be one of"),
-        ({"tools": [NOW], "tool_choice": {"type": "function", "function": {"name": "f"}}}, "'f' is not one of the"),
+        (
+            {"tools": [NOW], "tool_choice": {"type": "function", "function": {"name": "f"}}},
+            "must be one of the tools, not 'f'",
+        ),
         ({"parallel_tool_calls": 1}, "parallel_tool_calls must be true or false"),
         ({"response_format": {"type": "xml"}}, r"response_format\.type must be one of"),
         ({"response_format": {"type": "json_schema"}}, r"response_format\.json_schema\.schema is not a usable"),
