@@ -29,8 +29,12 @@ def url_of(stack: Stack) -> str:
 
 
 def front_stats(stack: Stack) -> dict[str, float]:
+    return published(stack, "front")
+
+
+def published(stack: Stack, service: str) -> dict[str, float]:
     """Counters in a snapshot taken after this call."""
-    subscriber = StatsSubscriber([stack.config.endpoint("front.stats")])
+    subscriber = StatsSubscriber([stack.config.endpoint(f"{service}.stats")])
     asked = time.time()
     try:
         while (snapshot := subscriber.poll(5.0)) is not None:

@@ -6,7 +6,8 @@ import time
 import httpx2
 import openai
 import pytest
-from helpers.front import demo_front, front_stats, url_of
+from helpers.fake_worker import until
+from helpers.front import demo_front, front_stats, published, url_of
 
 from demo.tasks import TOOLS
 
@@ -341,3 +342,33 @@ def test_health_statistics_and_metrics(client, stack):
     assert 'icebox_http_responses_total{endpoint="chat",status="200"}' in metrics
     assert "icebox_expertd_misses_by_index{" in metrics
     assert "icebox_front_requests_done " in metrics
+
+
+def test_health_says_who_is_missing_and_the_rest_is_served(tmp_path):
+    with demo_front(tmp_path) as stack, httpx2.Client(base_url=url_of(stack), timeout=20.0) as client:
+        until(lambda: client.get("/health").status_code == 200, "all are ready")
+        stack.kill("worker")
+        until(lambda: client.get("/health").status_code == 503, "the loss is seen")
+        health = client.get("/health").json()
+        assert "worker is not running" in health["detail"]
+        assert {name: s["state"] == "ready" for name, s in health["services"].items()} | {"front": False} == {
+            "expertd": True,
+            "worker": False,
+            "front": False,
+        }
+        assert [client.get(path).status_code for path in ("/metrics", "/stats", "/", "/v1/models")] == [200] * 4
+        stack.start("worker")
+        until(lambda: client.get("/health").status_code == 200, "the worker is back")
+
+
+def test_a_client_that_leaves_stops_the_reading_of_its_prompt(stack):
+    """Fourteen chunks of 64 tokens; the worker is free after the one that it has begun."""
+    body = {"messages": [{"role": "user", "content": "7 " * 430}], "max_tokens": 1, "stream": True}
+    before = published(stack, "worker")["prompt_tokens"]
+    with httpx2.stream("POST", f"{url_of(stack)}/v1/chat/completions", json=body, timeout=60.0):
+        until(lambda: published(stack, "worker")["prompt_tokens"] > before, "the prompt is being read")
+    until(lambda: published(stack, "worker")["requests_running"] == 0, "the worker is free")
+    read = published(stack, "worker")["prompt_tokens"] - before
+    whole = httpx2.post(f"{url_of(stack)}/v1/chat/completions", json=body | {"stream": False}, timeout=60.0).json()
+    assert 0 < read < whole["usage"]["prompt_tokens"]
+    assert whole["usage"]["prompt_tokens_details"]["cached_tokens"] == read, "what was read is kept"

@@ -250,7 +250,7 @@ def test_a_key_and_a_worker_that_is_not_there(tmp_path):
             until(lambda: client.post(CHAT, json=BODY, headers=headers).status_code == 503, "the loss is seen")
             answer = client.post(CHAT, json=BODY, headers=headers)
             assert (answer.json()["error"]["code"], answer.headers["retry-after"]) == ("starting", "2")
-            assert client.get("/health").status_code == 503
+            assert client.get("/metrics", headers=headers).status_code == 200
         assert "s3cret" not in stack.log("front")
 
 
