@@ -91,7 +91,10 @@ def _read_call(reader: _Reader) -> CompletedCall:
     name = _match(_NAME, head, "a call without a readable name")[1]
     arguments: dict[str, str] = {}
     while mark == _PARAMETER:
-        match = _match(_ARGUMENT, reader.until(_END_PARAMETER), "a parameter without readable name, string and value")
+        inside = reader.until(_END_PARAMETER)
+        # First, because a pattern that cannot end tries every place where it could.
+        _demand(inside.endswith("<"), "a closing tag without its <")
+        match = _match(_ARGUMENT, inside, "a parameter without readable name, string and value")
         _demand(match[1] not in arguments, f"the parameter {match[1]!r} comes twice")
         arguments[match[1]] = quoted(match[3]) if match[2] == "true" else match[3]
         between, mark = reader.until_any(_PARAMETER, _END_INVOKE)

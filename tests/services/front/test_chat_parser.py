@@ -87,6 +87,13 @@ def test_strict_reading_refuses_what_is_malformed(case):
         parse_strict(case["text"], thinking=is_thinking(case))
 
 
+def test_work_of_the_strict_reading_does_not_grow_faster_than_the_text():
+    """A parameter of a million letters that could end at every sixteenth, and never does; it would take minutes."""
+    text = block(invoke("f", f'<{DSML}parameter name="x' + '" string="true">' * 60_000 + f"/{DSML}parameter>"))
+    with pytest.raises(MalformedCompletion, match="a closing tag without its <"):
+        parse_strict(text + EOS, thinking=False)
+
+
 @pytest.mark.parametrize("case", [c for c in STRICT if "expected" in c], ids=lambda case: case["name"])
 def test_tolerant_reading_of_well_formed_text_is_the_strict_one(case):
     reasoning, text, calls, reason = read([case["text"]], thinking=is_thinking(case))
