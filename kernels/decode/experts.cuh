@@ -310,8 +310,8 @@ __device__ __forceinline__ void experts_down(const void* hidden, const uint8_t* 
   // The router's own kernel ended before this one started, so weights of experts that were there can come at once. In L1
   // there may be another layer's decisions, and what another expert had in this slot.
   const int position = peek_system(routing->position_of + blockIdx.y);
-  int slot = load_device(routing->slot_of + blockIdx.y);
   if (position < 0) return;
+  int slot = load_device(routing->slot_of + blockIdx.y);
   if (!__all_sync(0xFFFFFFFFu, slot >= 0)) {
     await_previous();
     slot = load_device(routing->slot_of + blockIdx.y);

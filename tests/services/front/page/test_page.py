@@ -29,17 +29,25 @@ def test_themes(page):
         colour = page.run("return getComputedStyle(document.documentElement).backgroundColor")
         return sum(map(int, re.findall(r"\d+", colour)[:3]))
 
-    emulate(page.driver, prefers_color_scheme="dark")
-    assert light() < 200
-    dark_cell = page.colour(0, 0)
+    def changed_from(before):
+        page.until(lambda: page.colour(0, 0) != before, "the picture follows")
+        return page.colour(0, 0)
+
     emulate(page.driver, prefers_color_scheme="light")
+    page.until(page.is_live, "the picture")
+    undrawn = (0, 0, 0)
+    light_cell = changed_from(undrawn)
     assert light() > 600
-    page.until(lambda: page.colour(0, 0) != dark_cell, "the picture follows")
+    emulate(page.driver, prefers_color_scheme="dark")
+    dark_cell = changed_from(light_cell)
+    assert light() < 200
+    emulate(page.driver, prefers_color_scheme="light")
+    assert changed_from(dark_cell) == light_cell
     page.find("#theme").click()
     page.find("#theme").click()
     assert page.find("#theme").text == "Theme: dark"
     assert light() < 200
-    page.until(lambda: page.colour(0, 0) == dark_cell, "the picture follows")
+    assert changed_from(light_cell) == dark_cell
 
 
 def test_everything_comes_from_here_and_nothing_else_may(world, page):
