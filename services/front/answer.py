@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import itertools
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from services.front.chat.dsml import ArgumentsPiece, CallBegun, CallEvent, CompletedCall
 from services.front.chat.format import EOS
@@ -27,7 +28,6 @@ from services.front.generation import (
     Usage,
 )
 from services.front.prompt import Prompt
-from services.front.schema import format_error
 from services.front.stop import StopFinder
 from services.front.tokenizer import Tokenizer
 from shared.protocol.messages import TokensGenerated
@@ -69,6 +69,16 @@ class Answer:
             ttft_s=self._ttft_s,
             elapsed_s=self._elapsed_s,
         )
+
+    @property
+    def text(self) -> str:
+        """So far, without reasoning and calls."""
+        return "".join(self._text)
+
+    @property
+    def json_schema(self) -> Mapping[str, Any] | bool | None:
+        """What the text was asked to follow."""
+        return self._chat.json_schema if self._chat else None
 
     @property
     def is_complete(self) -> bool:
@@ -128,9 +138,7 @@ class Answer:
             reason = "stop" if self._stop.found is not None else "tool_calls"
         elif reason == "tool_calls" and not self._num_calls:
             reason = "stop"  # all calls were dropped
-        schema = self._chat.json_schema if self._chat else None
-        error = None if schema is None else format_error("".join(self._text), schema)
-        return Finished(reason, self.usage, self._stop.found, error)
+        return Finished(reason, self.usage, self._stop.found)
 
     def _events(self, delta: Delta) -> Iterator[Event]:
         if delta.reasoning:

@@ -9,7 +9,8 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
 from types import TracebackType
 
 from services.front.answer import Answer
@@ -17,6 +18,7 @@ from services.front.buffer import EventBuffer
 from services.front.counters import FrontCounters
 from services.front.generation import Event, Finished, GenerationRequest, Queued, Started, Usage, is_short
 from services.front.prompt import Prompt, PromptMaker
+from services.front.schema import check_format
 from services.front.tokenizer import Tokenizer
 from services.front.worker_link import WorkerLink
 from shared.errors import ErrorCode, ServiceError
@@ -204,10 +206,10 @@ class Answers:
                 self._enter(generation)
                 async with self._turns:
                     await self._run(generation, answer)
-            self._finish(generation, answer, "")
+            await self._finish(generation, answer)
         except asyncio.CancelledError:
             if answer is not None:
-                self._finish(generation, answer, "abort")
+                self._end(generation, answer, answer.end(generation.age_s, "abort"))
             else:
                 self.counters.requests_cancelled += 1
                 generation.emit(Finished("abort", Usage(elapsed_s=generation.age_s)))
@@ -237,8 +239,17 @@ class Answers:
         finally:
             self._num_running -= 1
 
-    def _finish(self, generation: Generation, answer: Answer, reason: str) -> None:
-        events = answer.end(generation.age_s, reason)
+    async def _finish(self, generation: Generation, answer: Answer) -> None:
+        """The text is shown before it is checked, which may take a while."""
+        *events, last = answer.end(generation.age_s)
+        for event in events:
+            generation.emit(event)
+        assert isinstance(last, Finished)
+        if answer.json_schema is not None:
+            last = replace(last, format_error=await check_format(answer.text, answer.json_schema))
+        self._end(generation, answer, [last])
+
+    def _end(self, generation: Generation, answer: Answer, events: Sequence[Event]) -> None:
         last = events[-1]
         assert isinstance(last, Finished)
         self.counters.count(answer, last.reason)

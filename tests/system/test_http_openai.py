@@ -19,6 +19,7 @@ WEATHER = {"role": "user", "content": "What is the weather in Dublin for 8 days?
 LIGHT = [{"role": "user", "content": "Please switch on the light in the bathroom."}]
 WEATHER_TOOL, LIGHT_TOOL = TOOLS[:2]
 PERSON = {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]}
+REFERRING = {"$defs": {"person": PERSON}, "$ref": "#/$defs/person"}  # checked in a process of its own
 
 
 @pytest.fixture(scope="module")
@@ -209,6 +210,7 @@ def test_one_call_at_a_time(client):
     [
         ({"type": "json_object"}, "not JSON"),
         ({"type": "json_schema", "json_schema": {"name": "p", "schema": PERSON}}, "not JSON"),
+        ({"type": "json_schema", "json_schema": {"name": "p", "schema": REFERRING}}, "not JSON"),
     ],
     ids=str,
 )
