@@ -190,15 +190,25 @@ def worker(world: World, first_token: int) -> Iterator[None]:
                     break
                 held |= {Key(layer, e): world.seen_by_worker[Key(layer, e)] for e in missing}
                 assert min(held.values()) >= 0, "fetched, but not in the table"
-            world.check_held(held)
-            yield
-            world.check_held(held)
-            world.tick()
-            yield
-        world.store("busy", 0)
-        world.steps_done += 1
-        for _ in range(rng.randint(0, 5)):
-            yield
+            yield from compute(world, held)
+        yield from rest(world)
+
+
+def compute(world: World, held: dict[Key, int]) -> Iterator[None]:
+    """The end of a look-up: everything is there."""
+    world.check_held(held)
+    yield
+    world.check_held(held)
+    world.tick()
+    yield
+
+
+def rest(world: World) -> Iterator[None]:
+    """Between two steps."""
+    world.store("busy", 0)
+    world.steps_done += 1
+    for _ in range(world.rng.randint(0, 5)):
+        yield
 
 
 def gpu_worker(world: World, first_token: int) -> Iterator[None]:
@@ -233,15 +243,8 @@ def gpu_worker(world: World, first_token: int) -> Iterator[None]:
                 world.check_held(held)
             if len(held) < len(slots):
                 break  # a read failed: the step is given up
-            world.check_held(held)
-            yield
-            world.check_held(held)
-            world.tick()
-            yield
-        world.store("busy", 0)
-        world.steps_done += 1
-        for _ in range(rng.randint(0, 5)):
-            yield
+            yield from compute(world, held)
+        yield from rest(world)
 
 
 WORKERS = {"cpu": worker, "gpu": gpu_worker}
