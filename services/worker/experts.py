@@ -179,7 +179,7 @@ class SharedExperts:
             for request_id in self._asked:
                 self._client.forget(request_id)
             self._asked.clear()
-            self._working.go()
+            self._go_on()
             self.control.busy = False
 
     def look_up(self, layer: int, expert_ids: Sequence[int], ahead: Sequence[int] = ()) -> SharedLookUp:
@@ -245,7 +245,7 @@ class SharedExperts:
             if demand is not None:
                 self._arrived(demand)
         if not self._asked:
-            self._working.go()
+            self._go_on()
         elif time.perf_counter() - min(demand.sent for demand in self._asked.values()) > FETCH_TIMEOUT_S:
             raise PeerLost(f"expertd did not read an expert within {FETCH_TIMEOUT_S:g} s")
 
@@ -268,6 +268,9 @@ class SharedExperts:
         sent = time.perf_counter()
         return _Demand(self._fetch(FetchExperts(layer, missing, clock, held_slots)), sent, is_plain)
 
+    def _go_on(self) -> None:
+        self._counters.wait_seconds += self._working.go()
+
     def _arrived(self, demand: _Demand) -> None:
         if demand.is_plain:
             self._look_ahead.was_read(time.perf_counter() - demand.sent)
@@ -283,7 +286,6 @@ class SharedExperts:
             self._client.forget(self._fetch(FetchExperts(layer, missing, clock, is_ahead=True)))
 
     def _collect(self, layer: int, missing: tuple[int, ...], demand: _Demand) -> dict[int, torch.Tensor]:
-        started = time.perf_counter()
         self._working.stop()
         try:
             reply = self._client.finish(demand.request_id, timeout_s=FETCH_TIMEOUT_S)
@@ -292,8 +294,7 @@ class SharedExperts:
                 # expertd believes that we stand still until it answers; going on needs a new connection.
                 raise PeerLost(error.detail) from error
             raise
-        self._working.go()
-        self._counters.wait_seconds += time.perf_counter() - started
+        self._go_on()
         self._arrived(demand)
         if not isinstance(reply, ExpertsFetched):
             raise ServiceError(ErrorCode.INTERNAL, f"expertd answered FetchExperts with {type(reply).__name__}")

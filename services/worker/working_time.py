@@ -22,8 +22,10 @@ class WorkingTime:
         if self._stopped is None:
             self._stopped = time.perf_counter()
 
-    def go(self) -> None:
-        """There is no wait any more."""
-        if self._stopped is not None:
-            self._waited += time.perf_counter() - self._stopped
-            self._stopped = None
+    def go(self) -> float:
+        """There is no wait any more. The seconds of the one that ends, 0.0 if there was none."""
+        if self._stopped is None:
+            return 0.0
+        wait, self._stopped = time.perf_counter() - self._stopped, None
+        self._waited += wait
+        return wait

@@ -248,3 +248,27 @@ def test_guesses_end_that_cannot_pay(
     assert before > 10, "there was a try"
     assert (counters.guessed > before) == pays
     assert pays or before < WINDOW / 2
+
+
+def test_waits_are_counted_as_they_end_whoever_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker that stands still in a look-up, and one whose GPU does."""
+    through(monkeypatch, lambda name: time.sleep(READ_S))
+    counters = ExpertCounters()
+    with (
+        served(write_config(tmp_path / "icebox.toml", TINY)) as stack,
+        opened(stack, counters) as experts,
+        experts.step(),
+    ):
+        look_up = experts.look_up(1, [3])
+        look_up.wait()
+        look_up.done()
+        waited = counters.wait_seconds
+        assert waited >= READ_S
+        experts.ask(2, (4,), (), experts.control.worker_clock)
+
+        def has_answer() -> bool:
+            experts.take_answers()
+            return counters.wait_seconds > waited
+
+        eventually(has_answer, lambda: counters)
+        assert counters.wait_seconds >= waited + READ_S
