@@ -7,7 +7,6 @@ experts (3.8 GB) is made, on the drive to be measured. The two take turns; the f
 from __future__ import annotations
 
 import argparse
-import mmap
 import os
 import queue
 import statistics
@@ -22,6 +21,7 @@ from shared.checkpoint.index import TensorIndex
 from shared.checkpoint.records import ExpertRecords
 from shared.checkpoint.synth import SynthOptions, synthesise
 from shared.memory.control_block import ControlBlock
+from shared.memory.io_buffer import io_buffer
 from shared.protocol.messages import FetchExperts, OpenPool, PoolOpened
 from shared.runtime.boot import make_identity
 from shared.transport.client import BlockingClient
@@ -98,7 +98,7 @@ def read_through(client: BlockingClient, control: ControlBlock, layer: int) -> f
 
 
 def read_plainly(records: ExpertRecords, layer: int, threads: int) -> float:
-    """Seconds that threads need which do nothing but preadv the same stretches into their own memory."""
+    """Seconds that threads need which do nothing but preadv the same stretches into memory of their own, huge pages."""
     work: queue.SimpleQueue[tuple[Path, int, int]] = queue.SimpleQueue()
     for expert in range(EXPERTS):
         for extent in records.plan(layer, expert).extents:
@@ -114,7 +114,7 @@ def read_plainly(records: ExpertRecords, layer: int, threads: int) -> float:
 
 
 def _drain(work: queue.SimpleQueue[tuple[Path, int, int]], largest: int) -> None:
-    buffer = memoryview(mmap.mmap(-1, largest + BLOCK))
+    buffer = io_buffer(largest + BLOCK)
     while True:
         try:
             path, offset, nbytes = work.get_nowait()
