@@ -17,8 +17,8 @@ from kernels.tile import tile_kernel
 OWN_WORDS = 3
 """What the GPU itself keeps, int64: the clock, how many tickets, nanoseconds of waits; see `Own` in experts.cuh."""
 
-# Shapes of blocks, the fastest on an H200 that spill no register: warps that share the inputs, tiles of 16 rows, blocks of
-# 128 inputs whose weights are loaded ahead, and how many of them a multiprocessor's registers must hold at once.
+# Shapes of blocks, the fastest on an H200 that spill no register: warps that share the inputs, tiles of 16 rows, blocks
+# of 128 inputs whose weights are loaded ahead, and how many of them a multiprocessor's registers must hold at once.
 UP_WARPS, UP_AHEAD, UP_AT_ONCE = 2, 2, 8
 DOWN_WARPS, DOWN_TILES, DOWN_AHEAD, DOWN_AT_ONCE = 4, 4, 2, 3
 
