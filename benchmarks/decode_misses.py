@@ -3,8 +3,9 @@
     python -m benchmarks.decode_misses DIR
 
 DIR holds the slice that `benchmarks.full_width` makes. The model: a step takes what it takes when everything is there,
-and for each miss one record's read, its copy to the GPU and 0.15 ms. All of it is measured on this machine in this run.
-Misses of one layer are asked for at once and may be read side by side, which the model does not know.
+and for each miss one record's read, its copy to the GPU and 0.15 ms. All of it is measured on this machine in this run,
+reads again before every few steps, because a drive has its moods. Misses of one layer are asked for at once and may be
+read side by side, which the model does not know.
 """
 
 from __future__ import annotations
@@ -13,9 +14,11 @@ import argparse
 import random
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -35,6 +38,8 @@ OVERHEAD_MS = 0.15
 """What the model allows for noticing, asking and answering."""
 ALONE = 32
 """Records read and copied by themselves; so many fetches of each number of experts."""
+PIECE, READS = 25, 8
+"""Steps of one answer, and how many records are read by themselves before it."""
 TOGETHER = (1, 2, 6)
 """Experts of one layer that are asked for at once."""
 REPEATS, REPEATED = 4, 24
@@ -49,47 +54,89 @@ def main() -> None:
     save("decode_misses", measure(args.directory, args.tokens))
 
 
+class Judged(NamedTuple):
+    """A step beside what the model makes of its misses."""
+
+    step: Step
+    expected_ms: float
+
+
+class Piece(NamedTuple):
+    """A few steps, and what a record's read took just before them."""
+
+    read_ms: float
+    steps: list[Step]
+
+    def judged(self, hit_ms: float, beside_ms: float) -> list[Judged]:
+        """`beside_ms` is what a miss may cost beside its read."""
+        return [Judged(step, hit_ms + step.misses * (self.read_ms + beside_ms)) for step in self.steps]
+
+
+class Alone:
+    """Records that are read, or asked for, with nothing beside them. Times in milliseconds."""
+
+    def __init__(self, own: Slice) -> None:
+        self._own = own
+        self._draws = random.Random(SEED)
+        self._buffer = io_buffer(window_bytes(2 * own.records.layout.slot_bytes))
+
+    def read_ms(self) -> float:
+        """One record by O_DIRECT to memory of the host."""
+        extents = self._own.records.plan(
+            self._layer(), self._draws.randrange(self._own.config.n_routed_experts)
+        ).extents
+        with ExitStack() as opened:
+            files = [opened.enter_context(DirectReader(extent.file)) for extent in extents]
+            started = time.perf_counter()
+            for file, extent in zip(files, extents, strict=True):
+                file.read(Span(extent.offset, extent.nbytes), self._buffer).release()
+            return 1e3 * (time.perf_counter() - started)
+
+    def fetch_ms(self, count: int) -> float:
+        """expertd's answer to a request for so many experts of one layer, none of them there."""
+        experts, layer = self._own.experts, self._layer()
+        absent = np.flatnonzero(experts.control.slot_table[layer] < 0).tolist()
+        started = time.perf_counter()
+        with experts.step():
+            look_up = experts.look_up(layer, sorted(self._draws.sample(absent, count)))
+            assert len(look_up.wait()) == count
+            look_up.done()
+        return 1e3 * (time.perf_counter() - started)
+
+    def medians(self) -> dict[str, float]:
+        """Of a plain read, and of requests for several numbers of experts, in turn."""
+        measures = {"read": self.read_ms} | {f"{count}": partial(self.fetch_ms, count) for count in TOGETHER}
+        rounds = [{name: measure() for name, measure in measures.items()} for _ in range(ALONE)]
+        return {name: statistics.median(each[name] for each in rounds) for name in measures}
+
+    def _layer(self) -> int:
+        return self._draws.randrange(self._own.config.num_hidden_layers)
+
+
 def measure(checkpoint: Path, tokens: int = TOKENS) -> dict[str, Any]:
     """Prints tables; returns what is in them."""
     with decoding(checkpoint, CACHED) as own:
-        reads_ms, copy_ms = _reads_ms(own), _copy_ms(own)
-        fetch_ms = {count: _fetch_ms(own, count) for count in TOGETHER}
+        alone, copy_ms = Alone(own), _copy_ms(own)
+        alone_ms = alone.medians()
         own.steps(SEED, tokens)
-        steps, reads = counted(own, SEED + 1, tokens)
-        reads_ms += _reads_ms(own)  # a drive has its moods
-        again = [step for _ in range(REPEATS) for step in own.steps(SEED + 2, REPEATED)]
-    read_ms = statistics.median(reads_ms)
-    hits = [step.ms for step in (*again, *steps) if not step.misses]
+        counts = own.counts()
+        pieces = list(_pieces(own, alone, tokens))
+        reads = {name: count - counts[name] for name, count in own.counts().items()}
+        again = [step for _ in range(REPEATS) for step in own.steps(SEED, REPEATED)]
+    hits = [step.ms for step in (*again, *(step for piece in pieces for step in piece.steps)) if not step.misses]
     assert hits, "some steps of an answer given again find everything resident"
-    figures = {"cached": CACHED, "read_ms": read_ms, "copy_ms": copy_ms, "fetch_ms": fetch_ms, "reads": reads}
-    figures |= comparison(steps, statistics.median(hits), read_ms + copy_ms + OVERHEAD_MS)
+    hit_ms = statistics.median(hits)
+    judged = [each for piece in pieces for each in piece.judged(hit_ms, copy_ms + OVERHEAD_MS)]
+    figures = {"cached": CACHED, "alone_ms": alone_ms, "copy_ms": copy_ms, "reads": reads}
+    figures |= {"read_ms": _spread([piece.read_ms for piece in pieces])} | comparison(judged, hit_ms)
     _show(figures)
     return figures
 
 
-def counted(own: Slice, seed: int, tokens: int) -> tuple[list[Step], dict[str, int]]:
-    """The steps of an answer, and of `Slice.counts` what they added."""
-    before = own.counts()
-    steps = own.steps(seed, tokens)
-    return steps, {name: count - before[name] for name, count in own.counts().items()}
-
-
-def _reads_ms(own: Slice) -> list[float]:
-    """What records take by O_DIRECT, one at a time, to memory of the host."""
-    draws = random.Random(0)
-    buffer = io_buffer(window_bytes(2 * own.records.layout.slot_bytes))
-    times = []
-    for _ in range(ALONE):
-        layer, expert = draws.randrange(own.config.num_hidden_layers), draws.randrange(own.config.n_routed_experts)
-        extents = own.records.plan(layer, expert).extents
-        files = [DirectReader(extent.file) for extent in extents]
-        started = time.perf_counter()
-        for file, extent in zip(files, extents, strict=True):
-            file.read(Span(extent.offset, extent.nbytes), buffer).release()
-        times.append(1e3 * (time.perf_counter() - started))
-        for file in files:
-            file.close()
-    return times
+def _pieces(own: Slice, alone: Alone, tokens: int) -> Iterator[Piece]:
+    for number in range(-(-tokens // PIECE)):
+        read_ms = statistics.median(alone.read_ms() for _ in range(READS))
+        yield Piece(read_ms, own.steps(SEED + 1 + number, PIECE))
 
 
 def _copy_ms(own: Slice) -> float:
@@ -101,49 +148,28 @@ def _copy_ms(own: Slice) -> float:
         target.copy_(source, non_blocking=True)
         torch.cuda.synchronize()
 
-    return _median_ms(copy, ALONE)
-
-
-def _fetch_ms(own: Slice, count: int) -> float:
-    """The median time in which expertd answers a request for so many experts of one layer, none of them there."""
-    draws = random.Random(count)
-    experts, table = own.experts, own.experts.control.slot_table
-
-    def fetch() -> None:
-        layer = draws.randrange(own.config.num_hidden_layers)
-        absent = np.flatnonzero(table[layer] < 0).tolist()
-        with experts.step():
-            look_up = experts.look_up(layer, sorted(draws.sample(absent, count)))
-            assert len(look_up.wait()) == count
-            look_up.done()
-
-    return _median_ms(fetch, ALONE)
-
-
-def _median_ms(work: Callable[[], None], repeats: int) -> float:
     times = []
-    for _ in range(repeats):
+    for _ in range(ALONE):
         started = time.perf_counter()
-        work()
+        copy()
         times.append(1e3 * (time.perf_counter() - started))
     return statistics.median(times)
 
 
-def comparison(steps: Sequence[Step], hit_ms: float, miss_ms: float) -> dict[str, Any]:
-    """Steps as measured beside `hit_ms` and `miss_ms` a miss; what a layer's misses cost by their number, fitted."""
-    measured = [step.ms for step in steps]
-    expected = [hit_ms + step.misses * miss_ms for step in steps]
+def comparison(judged: Sequence[Judged], hit_ms: float) -> dict[str, Any]:
+    """Steps beside what was expected of them; what a layer's misses cost by their number, fitted."""
+    steps = [each.step for each in judged]
+    measured, expected = [step.ms for step in steps], [each.expected_ms for each in judged]
     return {
         "steps": len(steps),
         "misses_per_step": statistics.mean(step.misses for step in steps),
         "hit_ms": hit_ms,
-        "miss_ms": miss_ms,
         "measured_ms": _spread(measured),
         "expected_ms": _spread(expected),
         "measured_over_expected": sum(measured) / sum(expected),
         "step_over_its_expectation": _spread([a / b for a, b in zip(measured, expected, strict=True)]),
         "layer_ms": layer_cost_ms(steps, hit_ms),
-        "by_misses": by_misses(steps, hit_ms, miss_ms),
+        "by_misses": by_misses(judged),
     }
 
 
@@ -163,15 +189,14 @@ def layer_cost_ms(steps: Sequence[Step], hit_ms: float) -> dict[int, float]:
     return dict(zip(kinds, costs.tolist(), strict=True))
 
 
-def by_misses(steps: Sequence[Step], hit_ms: float, miss_ms: float) -> list[dict[str, float]]:
+def by_misses(judged: Sequence[Judged]) -> list[dict[str, float]]:
     """Steps with the same number of misses together."""
     rows = []
-    for misses in sorted({step.misses for step in steps}):
-        own = [step.ms for step in steps if step.misses == misses]
-        median = statistics.median(own)
-        rows.append(
-            {"misses": misses, "steps": len(own), "median_ms": median, "expected_ms": hit_ms + misses * miss_ms}
-        )
+    for misses in sorted({each.step.misses for each in judged}):
+        own = [each for each in judged if each.step.misses == misses]
+        measured_ms = statistics.median(each.step.ms for each in own)
+        expected_ms = statistics.median(each.expected_ms for each in own)
+        rows.append({"misses": misses, "steps": len(own), "median_ms": measured_ms, "expected_ms": expected_ms})
     return rows
 
 
@@ -190,13 +215,13 @@ def _show(figures: dict[str, Any]) -> None:
         table.add_row(*cells, f"{ratio:.2f}")
     console = Console(width=120, highlight=False)
     console.print(table)
-    fetches = ", ".join(f"{count}: {ms:.2f}" for count, ms in figures["fetch_ms"].items())
+    alone = ", ".join(f"{name}: {ms:.2f}" for name, ms in figures["alone_ms"].items())
     layers = ", ".join(f"{count}: {ms:.2f}" for count, ms in figures["layer_ms"].items())
     measured, expected, reads = figures["measured_ms"], figures["expected_ms"], figures["reads"]
     console.print(
-        f"a record: read {figures['read_ms']:.2f} ms, copy {figures['copy_ms']:.2f} ms; "
-        f"expected of a miss {figures['miss_ms']:.2f} ms, of a step that hits {figures['hit_ms']:.2f} ms\n"
-        f"expertd, ms for so many experts of one layer: {fetches}\n"
+        f"a record: read {figures['read_ms']['mean']:.2f} ms, copy {figures['copy_ms']:.2f} ms; "
+        f"a step that hits {figures['hit_ms']:.2f} ms\n"
+        f"in turn, ms for one plain read and for so many experts of one layer, asked of expertd: {alone}\n"
         f"a layer that misses, ms for so many, fitted to {figures['steps']} steps: {layers}\n"
         f"read ahead in these steps: {reads['prefetched']} (hinted at {reads['hinted']}; guessed {reads['guessed']}, "
         f"wrong {reads['guessed'] - reads['guessed_right']}); missed {reads['misses']}, late {reads['late_hits']}\n"

@@ -133,8 +133,17 @@ __device__ __forceinline__ void attention_inputs(const float* y, const int* posi
                                                  const float* frequencies, float eps, int entries, uint8_t* codes,
                                                  float* scales, void* keys, float* rows, void* index_keys,
                                                  float* index_rows) {
+  const int s = blockIdx.y, position = peek_system(positions + s);
+  if (blockIdx.x == 0) {
+    prefetch_row(q_norm, Q);
+  } else if (blockIdx.x == 1) {
+    prefetch_row(kv_norm, D);
+  } else if constexpr (RATIO > 0) {
+    constexpr int WIDTH = Compressor<RATIO, D>::WIDTH, INDEX_WIDTH = Compressor<RATIO, ID>::WIDTH;
+    if (blockIdx.x == 2) prefetch_row(ape + position % RATIO * WIDTH, WIDTH);
+    else prefetch_row(index_ape + position % RATIO * INDEX_WIDTH, INDEX_WIDTH);
+  }
   await_previous();
-  const int s = blockIdx.y, position = positions[s];
   y += s * N;
   __nv_bfloat16* own_keys = static_cast<__nv_bfloat16*>(keys) + int64_t(s) * (WINDOW + entries) * D;
   if (blockIdx.x == 0) {
@@ -391,25 +400,28 @@ template <int H, int D, int R, int CHUNKS>
 __device__ __forceinline__ void attend_combine(const float* sums, const float* tops, const float* denominators,
                                                const float* sink, const int* positions, const float* frequencies,
                                                void* o) {
+  const int head = blockIdx.x, s = blockIdx.y, pair = int(threadIdx.x) - (D - R) / 2;
+  const float own_sink = sink[head];
+  const Rotation rotation(peek_system(positions + s), pair >= 0 ? frequencies[pair] : 0.0f);
   await_previous();
-  const int head = blockIdx.x, s = blockIdx.y;
   tops += s * CHUNKS * H + head;
   denominators += s * CHUNKS * H + head;
   float top = -INFINITY;
+#pragma unroll
   for (int i = 0; i < CHUNKS; ++i) top = fmaxf(top, tops[i * H]);
-  float denominator = expf(sink[head] - top);
+  float denominator = expf(own_sink - top);
   float2 acc = make_float2(0, 0);
+#pragma unroll
   for (int i = 0; i < CHUNKS; ++i) {
     const float factor = expf(tops[i * H] - top);
-    if (factor == 0.0f) continue;  // nothing was written for a chunk without keys
+    const float2* from = reinterpret_cast<const float2*>(sums + ((int64_t(s) * CHUNKS + i) * H + head) * D);
+    const float2 v = factor == 0.0f ? make_float2(0, 0) : from[threadIdx.x];  // a chunk without keys left nothing
     denominator += denominators[i * H] * factor;
-    const float2 v = reinterpret_cast<const float2*>(sums + ((int64_t(s) * CHUNKS + i) * H + head) * D)[threadIdx.x];
     acc.x += v.x * factor;
     acc.y += v.y * factor;
   }
   float2 v = make_float2(bf16_round(acc.x / denominator), bf16_round(acc.y / denominator));
-  const int pair = int(threadIdx.x) - (D - R) / 2;
-  if (pair >= 0) v = Rotation(positions[s], frequencies[pair]).turn_back(v.x, v.y);
+  if (pair >= 0) v = rotation.turn_back(v.x, v.y);
   reinterpret_cast<__nv_bfloat162*>(o)[(int64_t(s) * H + head) * (D / 2) + threadIdx.x] = __floats2bfloat162_rn(v.x, v.y);
 }
 

@@ -10,4 +10,10 @@ __device__ __forceinline__ void await_previous() {
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 }
 
+// A row of floats on its way to L2 while the kernel before still runs: for weights that are needed late and would then be
+// waited for. By all threads of the block.
+__device__ __forceinline__ void prefetch_row(const float* row, int n) {
+  for (int i = 32 * threadIdx.x; i < n; i += 32 * blockDim.x) asm volatile("prefetch.global.L2 [%0];" ::"l"(row + i));
+}
+
 }  // namespace icebox

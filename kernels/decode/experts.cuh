@@ -24,7 +24,7 @@ struct Routing {
   int count;
   int experts[POSITIONS];
   int position_of[POSITIONS];  // by place; -1 beyond the count
-  int slot_of[POSITIONS];      // by place; -1 until the expert is there
+  int slot_of[POSITIONS];      // by place; -1 until the expert is there, -2 if it is not waited for any more
   float weights[POSITIONS][S];
   int is_used[POSITIONS][S];
 };
@@ -210,13 +210,14 @@ __device__ __forceinline__ void route(const float* y, int stride, int offset, co
   if (e == 0) store_system(static_cast<u64*>(tickets), ++mine->tickets);
 }
 
-// The slot of a place, waited for if need be; -1 after an abort. One thread of the block waits. That of the place's first
-// block asks the host's memory; those of the others wait for its answer, for hundreds that ask would fill the bus on which
-// the expert is to come. Now and then they ask all the same, and so depend on no other block.
+// The slot of a place, waited for if need be; negative after an abort. One thread of the block waits. That of the place's
+// first block asks the host's memory; those of the others wait for its answer, for what they would ask crosses the bus on
+// which the expert is to come: with all of them at it, a copy took 32 ms instead of 0.25 on an H200. Now and then they ask
+// all the same, and so depend on no other block.
 template <int POSITIONS, int S>
 __device__ __forceinline__ int find_slot(Routing<POSITIONS, S>* routing, int place, bool is_first, int position,
                                          const int* row, const int* abort, unsigned* waited) {
-  constexpr int kTurns = 256;
+  constexpr int kTurns = 1024, kAwaited = -1, kGivenUp = -2;
   __shared__ int found;
   int* answer = routing->slot_of + place;
   int slot = *answer;
@@ -224,12 +225,12 @@ __device__ __forceinline__ int find_slot(Routing<POSITIONS, S>* routing, int pla
   if (threadIdx.x == 0) {
     const u64 since = nanoseconds();
     const int* entry = row + routing->experts[position];
-    for (int turn = 1; peek_system(answer) < 0; ++turn) {  // without order, which would empty L1 at every turn
+    for (int turn = 1; peek_system(answer) == kAwaited; ++turn) {  // without order, which would empty L1 at every turn
       if (is_first || turn % kTurns == 0) {
         if (peek_system(entry) >= 0 && (slot = load_system(entry)) >= 0) store_device(answer, slot);
-        else if (peek_system(abort)) break;
+        else if (peek_system(abort)) store_device(answer, kGivenUp);
       }
-      __nanosleep(500);
+      __nanosleep(is_first ? 2000 : 10000);
     }
     slot = load_device(answer);
     atomicMax(waited, unsigned(nanoseconds() - since));
@@ -307,11 +308,11 @@ __device__ __forceinline__ void experts_down(const void* hidden, const uint8_t* 
   __shared__ Partials<S, WARPS> partials[TILES];
   __shared__ Quantised<KW, S, uint16_t> inputs[WARPS];
   const int warp = threadIdx.x >> 5, k = warp * KW, first = blockIdx.x * 16 * TILES;
-  // The router's own kernel ended before this one started, so weights of experts that were there can come at once. In L1
-  // there may be another layer's decisions, and what another expert had in this slot.
+  // The router's own kernel ended before this one started, so weights of experts that were there can come at once. Not
+  // by way of L1, where another layer's decisions may be, and what another expert had in this slot.
   const int position = peek_system(routing->position_of + blockIdx.y);
   if (position < 0) return;
-  int slot = load_device(routing->slot_of + blockIdx.y);
+  int slot = peek_system(routing->slot_of + blockIdx.y);
   if (!__all_sync(0xFFFFFFFFu, slot >= 0)) {
     await_previous();
     slot = load_device(routing->slot_of + blockIdx.y);
@@ -343,14 +344,22 @@ template <int D, int S, int J, int POSITIONS>
 __device__ __forceinline__ void experts_write(const int* decisions, const void* outputs, const void* shared,
                                               void* clock, void* own, void* streams, const float* post,
                                               const float* comb, const float* fn, float* parts) {
+  static_assert(POSITIONS <= 32);
   const auto* routing = reinterpret_cast<const Routing<POSITIONS, S>*>(decisions);
+  const int count = peek_system(&routing->count);
+  unsigned used[S] = {};
+#pragma unroll
+  for (int i = 0; i < POSITIONS; ++i) {
+#pragma unroll
+    for (int s = 0; s < S; ++s) used[s] |= unsigned(i < count && peek_system(&routing->is_used[i][s])) << i;
+  }
   streams_write<D, S, J>(
       [&](int s, int column) {
         float sum = 0;
 #pragma unroll 6
         for (int i = 0; i < POSITIONS; ++i) {  // loaded whether they count or not, so that none waits for another
           const __nv_bfloat16 output = static_cast<const __nv_bfloat16*>(outputs)[int64_t(i * S + s) * D + column];
-          sum += i < routing->count && routing->is_used[i][s] ? __bfloat162float(output) : 0.0f;
+          sum += used[s] >> i & 1 ? __bfloat162float(output) : 0.0f;
         }
         return bf16_round(sum + __bfloat162float(static_cast<const __nv_bfloat16*>(shared)[s * D + column]));
       },

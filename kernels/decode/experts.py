@@ -19,7 +19,7 @@ OWN_WORDS = 3
 
 # Shapes of blocks, the fastest on an H200 that spill no register: warps that share the inputs, tiles of 16 rows, blocks
 # of 128 inputs whose weights are loaded ahead, and how many of them a multiprocessor's registers must hold at once.
-UP_WARPS, UP_AHEAD, UP_AT_ONCE = 2, 2, 8
+UP_WARPS, UP_AHEAD, UP_AT_ONCE = 4, 2, 4
 DOWN_WARPS, DOWN_TILES, DOWN_AHEAD, DOWN_AT_ONCE = 4, 4, 2, 3
 
 _PUBLISHED = {"experts": 256, "topk": 6, "stride": 4608, "offset": 4096, "scaling": 1.5, "s": 1}

@@ -28,6 +28,12 @@ __device__ __forceinline__ uint4 peek16(const void* p) {
   return v;
 }
 
+__device__ __forceinline__ uint32_t peek4(const void* p) {
+  uint32_t v;
+  asm volatile("ld.global.cg.u32 %0, [%1];" : "=r"(v) : "l"(p));
+  return v;
+}
+
 __device__ __forceinline__ uint4 load16(const void* p) { return *reinterpret_cast<const uint4*>(p); }
 
 __device__ __forceinline__ void mma_e4m3(float (&c)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0,
@@ -255,10 +261,10 @@ template <int K, int S, int TILES, int AHEAD, typename Prepare>
 __device__ __forceinline__ void fp4_rows(const Tiles& w, const Tiles& scale, const void* x, int x_stride,
                                          const float* x_scale, int x_scale_stride,
                                          float (&acc)[TILES][2 * ((S + 1) / 2)], Prepare prepare) {
-  constexpr int PAIRS = (S + 1) / 2, STEPS = K / kActBlock / AHEAD;
+  constexpr int PAIRS = (S + 1) / 2, BLOCKS = K / kActBlock, STEPS = BLOCKS / AHEAD, WORDS = (BLOCKS + 3) / 4;
+  static_assert(4 % AHEAD == 0, "steps do not span words of scales");
   const Lane lane;
   const uint8_t* row = w.first + int64_t(lane.g) * w.stride + 16 * lane.t;
-  const uint8_t* row_scale = scale.first + lane.g * scale.stride + 2 * (lane.t & 1);
   const bool is_mine = (lane.g & 3) == lane.t;  // this lane's column takes this lane's block
   const uint16_t* inputs[PAIRS];
   const float* input_scales[PAIRS];
@@ -269,17 +275,26 @@ __device__ __forceinline__ void fp4_rows(const Tiles& w, const Tiles& scale, con
     input_scales[p] = x_scale + (token < S ? token : 0) * x_scale_stride;
     asm volatile("" : "+l"(inputs[p]), "+l"(input_scales[p]));  // or the compiler works them out anew for every load
   }
-  uint4 a[AHEAD][TILES][2];
-  uint32_t scales[AHEAD][TILES][2];
-  const auto load = [&](int u, int block) {
+  // A lane has the scales of every fourth block of its rows, and gives them to the other three.
+  uint32_t words[WORDS][TILES][2];
+#pragma unroll
+  for (int n = 0; n < WORDS; ++n) {
 #pragma unroll
     for (int tile = 0; tile < TILES; ++tile) {
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        a[u][tile][i] = stream16(row + tile * w.tile_stride + 8 * i * w.stride + block * 64);
-        const uint8_t* at = row_scale + tile * scale.tile_stride + 8 * i * scale.stride + block * 4;
-        scales[u][tile][i] = *reinterpret_cast<const uint16_t*>(at);
+        const int block = 4 * n + lane.t;
+        const uint8_t* at = scale.first + tile * scale.tile_stride + (lane.g + 8 * i) * scale.stride + 4 * block;
+        words[n][tile][i] = block < BLOCKS ? peek4(at) : 0;
       }
+    }
+  }
+  uint4 a[AHEAD][TILES][2];
+  const auto load = [&](int u, int block) {
+#pragma unroll
+    for (int tile = 0; tile < TILES; ++tile) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) a[u][tile][i] = stream16(row + tile * w.tile_stride + 8 * i * w.stride + block * 64);
     }
   };
 #pragma unroll
@@ -289,6 +304,14 @@ __device__ __forceinline__ void fp4_rows(const Tiles& w, const Tiles& scale, con
   for (int step = 0; step < STEPS; ++step) {
 #pragma unroll
     for (int u = 0; u < AHEAD; ++u) {
+      uint32_t scales[TILES][2];
+#pragma unroll
+      for (int tile = 0; tile < TILES; ++tile) {
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          scales[tile][i] = __shfl_sync(0xFFFFFFFFu, words[0][tile][i], (step * AHEAD + u) & 3, 4) >> 16 * (lane.t & 1);
+        }
+      }
 #pragma unroll
       for (int p = 0; p < PAIRS; ++p) {
         uint4 v[4];
@@ -308,7 +331,7 @@ __device__ __forceinline__ void fp4_rows(const Tiles& w, const Tiles& scale, con
             mma_f16(c, t[0], b[0], t[1], b[1], v[i].x, v[i].y);
             mma_f16(c, t[2], b[2], t[3], b[3], v[i].z, v[i].w);
           }
-          const uint32_t s_top = scales[u][tile][0], s_bottom = scales[u][tile][1];
+          const uint32_t s_top = scales[tile][0], s_bottom = scales[tile][1];
           acc[tile][2 * p] += (c[0] * decode_scale<0>(s_top) + c[1] * decode_scale<1>(s_top)) * s;
           acc[tile][2 * p + 1] += (c[2] * decode_scale<0>(s_bottom) + c[3] * decode_scale<1>(s_bottom)) * s;
         }
@@ -316,7 +339,16 @@ __device__ __forceinline__ void fp4_rows(const Tiles& w, const Tiles& scale, con
       if (step + 1 < STEPS) load(u, AHEAD + u);
     }
     row += 64 * AHEAD;
-    row_scale += 4 * AHEAD;
+    if (WORDS > 1 && (step + 1) * AHEAD % 4 == 0) {
+#pragma unroll
+      for (int n = 1; n < WORDS; ++n) {
+#pragma unroll
+        for (int tile = 0; tile < TILES; ++tile) {
+          words[n - 1][tile][0] = words[n][tile][0];
+          words[n - 1][tile][1] = words[n][tile][1];
+        }
+      }
+    }
 #pragma unroll
     for (int p = 0; p < PAIRS; ++p) {
       inputs[p] += kActBlock * AHEAD;

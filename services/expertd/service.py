@@ -94,7 +94,7 @@ class ExpertService:
             elif isinstance(message, PrefetchHint):
                 self._check_ids(message.layer, message.expert_ids)
                 self._scheduler.hint(message.layer, message.expert_ids, message.is_guess)
-                self._work.notify_all()
+                self._work.notify(len(message.expert_ids))
             elif isinstance(message, ClosePool):
                 self._detach()
                 request.reply(PoolClosed())
@@ -136,7 +136,7 @@ class ExpertService:
         if is_answered:
             request.reply(ExpertsFetched())
         else:
-            self._work.notify_all()
+            self._work.notify(len(message.expert_ids))  # more readers would only be in these ones' way
 
     def _check_look_up(self, message: FetchExperts) -> None:
         self._check_ids(message.layer, message.expert_ids)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.decode_misses import TOGETHER, _fetch_ms, _reads_ms, by_misses, comparison, counted, layer_cost_ms
+from benchmarks.decode_misses import TOGETHER, Alone, Judged, Piece, by_misses, comparison, layer_cost_ms
 from benchmarks.decode_slice import Step, Ticket, decoding, steps_of
 from shared.checkpoint.synth import SynthOptions, synthesise
 
@@ -47,12 +47,20 @@ def test_rare_numbers_of_misses_are_left_out() -> None:
 
 def test_a_machine_that_is_as_expected() -> None:
     steps = [Step(2.0 + 3.0 * n, (1,) * n) for n in range(5) for _ in range(20)]
-    found = comparison(steps, 2.0, 3.0)
+    judged = Piece(2.5, steps).judged(2.0, 0.5)
+    found = comparison(judged, 2.0)
     assert found["measured_over_expected"] == pytest.approx(1)
     assert found["misses_per_step"] == 2
     assert found["measured_ms"]["p99"] == found["expected_ms"]["p99"] == 14
     assert found["layer_ms"] == pytest.approx({1: 3.0})
-    assert by_misses(steps, 2.0, 3.0)[3] == {"misses": 3, "steps": 20, "median_ms": 11.0, "expected_ms": 11.0}
+    assert by_misses(judged)[3] == {"misses": 3, "steps": 20, "median_ms": 11.0, "expected_ms": 11.0}
+
+
+def test_a_step_is_judged_by_the_drive_of_its_time() -> None:
+    step = Step(30.0, (2, 1))
+    fast, slow = (Piece(read_ms, [step]).judged(2.0, 0.5)[0] for read_ms in (5.0, 9.0))
+    assert (fast.expected_ms, slow.expected_ms) == (2.0 + 3 * 5.5, 2.0 + 3 * 9.5)
+    assert fast == Judged(step, 18.5)
 
 
 @pytest.mark.system
@@ -60,10 +68,11 @@ def test_records_are_fetched_by_the_real_expertd(tmp_path: Path) -> None:
     """On a CPU, where the same provider looks up and waits, but no graph writes tickets."""
     synthesise(tmp_path / "checkpoint", SynthOptions("small", 8, 64))
     with decoding(tmp_path / "checkpoint", 0.6, device="cpu") as own:
-        assert min(_reads_ms(own)) > 0
-        for count in TOGETHER:
-            assert _fetch_ms(own, count) > 0
-        steps, reads = counted(own, seed=1, tokens=6)
+        found = Alone(own).medians()
+        before, steps = own.counts(), own.steps(1, tokens=6)
+        reads = {name: count - before[name] for name, count in own.counts().items()}
+    assert found.keys() == {"read", *map(str, TOGETHER)}
+    assert min(found.values()) > 0
     assert len(steps) == 5
     assert all(step.ms > 0 and not step.missing for step in steps)
     assert reads.keys() == {"misses", "late_hits", "prefetched", "hinted", "guessed", "guessed_right"}
