@@ -9,6 +9,7 @@ there is a second one. Exits 1 unless everything passes.
 from __future__ import annotations
 
 import argparse
+import os
 import subprocess
 import sys
 import tempfile
@@ -75,8 +76,11 @@ def _run(files: Sequence[Path], gpu: int, workers: int) -> dict[str, Outcome]:
     """One call of pytest, which prints what it does."""
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.xml"
-        command = ["env", f"CUDA_VISIBLE_DEVICES={gpu}", sys.executable, "-m", "pytest", "-vv", f"--junitxml={report}"]
-        command += ["-n", str(workers), "-p", "no:benchmark"] if workers > 1 else []
+        # Each process would otherwise have a thread on every CPU, and wait for them all at every small operation.
+        threads = max(1, (os.cpu_count() or 1) // (workers + 1))
+        command = ["env", f"CUDA_VISIBLE_DEVICES={gpu}", f"OMP_NUM_THREADS={threads}", sys.executable, "-m", "pytest"]
+        command += ["-vv", f"--junitxml={report}"]
+        command += ["-n", str(workers), "--dist=worksteal", "-p", "no:benchmark"] if workers > 1 else []
         subprocess.run([*command, *map(str, files)], cwd=ROOT)
         cases = list(ElementTree.parse(report).iter("testcase")) if report.exists() else []
     return {path.name: outcome_of([case for case in cases if _file_of(case) == path.stem]) for path in files}
