@@ -211,9 +211,9 @@ __device__ __forceinline__ void route(const float* y, int stride, int offset, co
 }
 
 // The slot of a place, waited for if need be; negative after an abort. One thread of the block waits. That of the place's
-// first block asks the host's memory; those of the others wait for its answer, for what they would ask crosses the bus on
-// which the expert is to come: with all of them at it, a copy took 32 ms instead of 0.25 on an H200. Now and then they ask
-// all the same, and so depend on no other block.
+// first block asks the host's memory; those of the others wait for its answer, for hundreds of questions crowd the bus on
+// which the expert is to come: its copy then takes many times as long. Every ten milliseconds they ask all the same, and so
+// depend on no other block.
 template <int POSITIONS, int S>
 __device__ __forceinline__ int find_slot(Routing<POSITIONS, S>* routing, int place, bool is_first, int position,
                                          const int* row, const int* abort, unsigned* waited) {
