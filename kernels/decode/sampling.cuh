@@ -22,10 +22,12 @@ __device__ __forceinline__ uint4 philox(u64 key, uint4 counter) {
   return counter;
 }
 
-// Gumbel noise of 32 random bits: the argmax of logits / temperature + noise is a draw from their softmax.
+// Gumbel noise of 32 random bits: the argmax of logits / temperature + noise is a draw from their softmax. Of a uniform
+// number u in (0, 1] it takes 1 - u, so that large noise, which decides, has the fine steps of floats near 0; and where
+// rounding makes u 1, the noise is -inf, not inf, which would draw that token whatever its logit.
 __device__ __forceinline__ float gumbel(unsigned bits) {
-  const float uniform = (float(bits >> 8) + 0.5f) * 0x1p-24f;
-  return -logf(-logf(uniform));
+  const float u = (float(bits) + 0.5f) * 0x1p-32f;
+  return -logf(-log1pf(-u));
 }
 
 // The smallest logit that top-k, then top-p, then min-p let pass: one block of 1024 threads a token. Ties at a cut pass.

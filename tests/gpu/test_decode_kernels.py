@@ -388,6 +388,15 @@ def test_sampling(params: tuple[float, float, float, int]) -> None:
     assert (counts - p).abs().sum() < 0.25
 
 
+def test_noise_never_outweighs_a_certain_token() -> None:
+    """Half a billion draws of noise, one a logit: the largest would have to be 60, and is about 20."""
+    from helpers.decode import draws
+
+    logits = torch.zeros(1, 129280, device=CUDA)
+    logits[0, 77] = 60
+    assert (draws(logits, 1.0, 1.0, 0.0, 0, 4000) == 77).all()
+
+
 def test_the_same_seed_draws_the_same_among_what_is_left() -> None:
     from helpers.decode import draws
 
