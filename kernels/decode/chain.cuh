@@ -3,7 +3,7 @@
 namespace icebox {
 
 // Until the kernel before has ended and its writes are seen; then blocks of the kernel behind may take what this one leaves
-// free. Every kernel does this once, so when a block starts, all kernels but the one before have ended: until it waits, it
+// free. Every block does this, or leaves, so when one starts, all kernels but the one before have ended: until it waits, it
 // may read weights and, past L1, what older kernels wrote, and must write nothing.
 __device__ __forceinline__ void await_previous() {
   asm volatile("griddepcontrol.wait;" ::: "memory");

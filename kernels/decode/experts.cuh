@@ -12,7 +12,7 @@ namespace icebox {
 //   uses    u64 [layers, experts]
 constexpr int kTickets = 64, kTicketWords = 64;
 
-// The device's own copies of what it writes to the control block, and the nanoseconds that it waited for experts.
+// The device's own copies of what it writes to the control block, and the microseconds that it waited for experts.
 struct Own {
   u64 clock, tickets, waited;
 };
@@ -233,7 +233,7 @@ __device__ __forceinline__ int find_slot(Routing<POSITIONS, S>* routing, int pla
       __nanosleep(is_first ? 2000 : 10000);
     }
     slot = load_device(answer);
-    atomicMax(waited, unsigned(nanoseconds() - since));
+    atomicMax(waited, unsigned((nanoseconds() - since) / 1000));
     found = slot;
   }
   __syncthreads();

@@ -15,7 +15,7 @@ from kernels.decode.streams import COLUMNS, STREAMS
 from kernels.tile import tile_kernel
 
 OWN_WORDS = 3
-"""What the GPU itself keeps, int64: the clock, how many tickets, nanoseconds of waits; see `Own` in experts.cuh."""
+"""What the GPU itself keeps, int64: the clock, how many tickets, microseconds of waits; see `Own` in experts.cuh."""
 
 # Shapes of blocks, the fastest on an H200 that spill no register: warps that share the inputs, tiles of 16 rows, blocks
 # of 128 inputs whose weights are loaded ahead, and how many of them a multiprocessor's registers must hold at once.

@@ -26,7 +26,7 @@ from shared.errors import ServiceError
 pytestmark = pytest.mark.timeout(600)  # compilers, where nothing is compiled yet
 ROOT = Path(__file__).parents[2]
 DEMO = ROOT / "demo" / "checkpoint"
-CONTEXT = 3072
+CONTEXT = 3200
 CUDA = torch.device("cuda")
 
 
@@ -126,11 +126,10 @@ def test_recorded_runs_end_to_end() -> None:
 @pytest.mark.parametrize("temperature", [0.0, 0.6, 1.0, 1.5])
 def test_a_graph_gives_the_bits_of_its_kernels(demo: Setup, eager: Decoder, length: int, temperature: float) -> None:
     """Over many group boundaries; ids and, every step, logits."""
-    steps = min(600, CONTEXT - length)
     params = SamplingParams(temperature=temperature, top_p=0.9 if temperature > 1 else 1.0, seed=7)
-    ids, _ = demo.decode(demo.graphs, [demo.prompt(length)], steps, params)
-    again, with_graphs = demo.decode(demo.graphs, [demo.prompt(length)], steps, params, logits=True)
-    launched, without = demo.decode(eager, [demo.prompt(length)], steps, params, logits=True)
+    ids, _ = demo.decode(demo.graphs, [demo.prompt(length)], 600, params)
+    again, with_graphs = demo.decode(demo.graphs, [demo.prompt(length)], 600, params, logits=True)
+    launched, without = demo.decode(eager, [demo.prompt(length)], 600, params, logits=True)
     assert ids == again == launched
     assert torch.equal(torch.stack(with_graphs), torch.stack(without))
 
@@ -232,6 +231,25 @@ def test_an_expert_that_cannot_be_read_ends_the_request_and_the_next_one_works(d
     finally:
         demo.experts.fails = False
         demo.experts.control.busy = False
+        demo.experts.remember_all()
+    assert not demo.experts.control.abort
+    assert demo.decode(demo.graphs, [prompt], 20)[0] == expected
+
+
+def test_an_expert_that_only_the_step_ahead_cannot_have_is_nobodys_error(demo: Setup) -> None:
+    prompt = demo.prompt(30)
+    expected, _ = demo.decode(demo.graphs, [prompt], 20)
+    logits = demo.prefill(prompt, demo.states[0]).clone()
+    demo.experts.asked.clear()
+    demo.experts.control.slot_table[3] = -1
+    demo.experts.fails = True
+    try:
+        with demo.experts.step():
+            tokens = demo.graphs.tokens(logits.unsqueeze(0), [GREEDY], 20)
+            assert next(tokens) == expected[0]
+            tokens.close()
+    finally:
+        demo.experts.fails = False
         demo.experts.remember_all()
     assert not demo.experts.control.abort
     assert demo.decode(demo.graphs, [prompt], 20)[0] == expected

@@ -11,7 +11,7 @@ import statistics
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 
 import torch
@@ -28,6 +28,7 @@ from services.worker.model import Model, SequenceState
 from services.worker.sampler import GREEDY, SamplingParams
 from shared.checkpoint.records import RecordLayout
 from shared.config import PrefetchConfig
+from shared.errors import ServiceError
 
 SCRATCH_POSITIONS = 256
 DEFAULT_PREFETCH = PrefetchConfig()
@@ -251,7 +252,8 @@ class Decoder:
             try:
                 yield
             except GeneratorExit:
-                self._drain()  # the step ahead ends as if it were wanted
+                with suppress(ServiceError):  # the step ahead ends as if it were wanted; if it cannot, it was not
+                    self._drain()
                 raise
         except BaseException:
             control.abort = True
@@ -263,7 +265,10 @@ class Decoder:
             self.counters.graph_misses += opened.tickets.missed
             opened.tickets.missed = 0
             opened.tickets.answered = control.ticket_head
-            self.counters.graph_wait_seconds += int(self._buffers.own[2]) * 1e-9
+            waited = (
+                self._buffers.own[2] + self._buffers.waited.view(torch.int32)[0]
+            )  # the last layer's are not in the sum
+            self.counters.graph_wait_seconds += int(waited) * 1e-6
             self.counters.graph_request_syncs += 2  # the one above, and this number's way here
 
     def _drain(self) -> None:
