@@ -167,5 +167,9 @@ def report(config: Config, machine: Machine, load: Load, floor: Floor | None, ru
         "device": config.worker.device,
         "load": asdict(load),
         "floor": asdict(floor) | {"ms": floor.ms} if floor else None,
-        "runs": [asdict(run) | {"cached": run.cached} for run in runs],
+        "runs": [asdict(run) | {"cached": run.cached, "phases": _phases(run, floor)} for run in runs],
     }
+
+
+def _phases(run: Run, floor: Floor | None) -> list[dict[str, Any]]:
+    return [asdict(phase) | {"over_floor": floor.ratio(phase) if floor else None} for phase in run.phases]

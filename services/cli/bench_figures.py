@@ -66,6 +66,10 @@ class Floor:
     def ms(self) -> float:
         return 1000 * (self.dense_bytes + self.expert_bytes) / self.ceiling
 
+    def ratio(self, phase: Phase) -> float:
+        """How many times as long its median step takes."""
+        return phase.median_ms / self.ms
+
 
 @dataclass(frozen=True, slots=True)
 class Run:
@@ -178,7 +182,7 @@ def _rows(phases: Sequence[Phase], floor: Floor | None) -> list[Row]:
         per_layer = (f"{p.launches_per_layer:.1f}, at most {p.most_launches_per_layer:.0f}" for p in phases)
         rows.append(row("  a layer", *per_layer))
     if floor:
-        rows.append(row("median / floor", *(f"{p.median_ms / floor.ms:.2f} x" for p in phases)))
+        rows.append(row("median / floor", *(f"{floor.ratio(p):.2f} x" for p in phases)))
     rows.append(row("distinct tokens", *(f"{p.distinct_tokens} of {p.tokens}" for p in phases)))
     return rows
 

@@ -35,6 +35,8 @@ from shared.transport.client import BlockingClient, service_error
 
 # A record is 13 MB at most and a wave a few hundred of them; a disk that needs longer than this is broken.
 FETCH_TIMEOUT_S = 60.0
+# A peer that is gone is noticed well within this.
+NOTICED_S = 1.0
 
 
 class LookUp(Protocol):
@@ -127,8 +129,9 @@ class SharedExperts:
                 mapped.callback(self.control.close)
                 slab = open_slab(opened.slab_handle, device)
                 mapped.callback(slab.close)
-            except CapacityError as error:
-                raise PeerLost(str(error)) from error
+            except CapacityError:
+                client.poll(NOTICED_S)  # raises if it is because expertd is gone
+                raise
             # A worker before us may have died inside a step.
             self.control.busy = self.control.abort = False
             self.control.ticket_head = 0
@@ -158,7 +161,7 @@ class SharedExperts:
             ServiceError: expertd refuses (another worker holds the pool, other checkpoint, still starting).
             PeerLost: it went away before its memory was mapped.
             ConfigError: the pool is not where `device` computes.
-            CapacityError: the GPU cannot be given the control block.
+            CapacityError: the pool cannot be mapped, or the GPU cannot be given the control block.
         """
         reply = client.call(OpenPool(fingerprint, device), timeout_s=FETCH_TIMEOUT_S)
         if not isinstance(reply, PoolOpened):

@@ -89,6 +89,14 @@ def asking(path: Path, drive: GatedDrive) -> Iterator[Worker]:
             drive.let_through()  # expertd ends when its reads have
 
 
+def test_misses_of_one_look_up_are_read_side_by_side(tmp_path: Path, gated: GatedDrive) -> None:
+    with asking(tmp_path, gated) as worker:
+        request = worker.client.start(FetchExperts(1, tuple(range(6)), 0))
+        gated.until_started(6)
+        gated.let_through()
+        assert worker.client.finish(request, 10.0) == ExpertsFetched()
+
+
 @pytest.mark.parametrize("is_guess", [False, True])
 def test_a_miss_shares_the_drive_with_two_reads_at_most(tmp_path: Path, gated: GatedDrive, is_guess: bool) -> None:
     with asking(tmp_path, gated) as worker:

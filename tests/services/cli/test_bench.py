@@ -199,6 +199,7 @@ def test_the_demo(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert warm["tokens_per_s"] > 0
     assert run["prefill_tokens_per_s"] > 0
     assert report["floor"]["ms"] > 0
+    assert warm["over_floor"] == pytest.approx(warm["median_ms"] / report["floor"]["ms"])
     assert cold["launches_per_step"] is None
 
 
