@@ -41,18 +41,20 @@ class Lowered(NamedTuple):
 @pytest.mark.timeout(600)
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="needs nvcc, of CUDA 13 or newer")
 def test_kernels_compile(tmp_path: Path) -> None:
-    """Of each kernel the first example: the sizes of the real model.
+    """Every example of each kernel: the sizes of the real model, and small ones.
 
-    Kernels that begin alike are compiled together: reading headers takes longer than compiling most kernels.
+    Kernels that begin alike are compiled together, for reading headers takes longer than compiling most kernels; but
+    examples of one kernel apart, for they have one name.
     """
     spawn = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(os.cpu_count(), mp_context=spawn, initializer=_import_kernels) as pool:
-        count = pool.submit(_count).result()
-        assert count > 30
-        together: dict[tuple[str, str], list[Lowered]] = defaultdict(list)
-        cases = [(number, arch) for number in range(count) for arch in ARCHITECTURES]
-        for lowered in pool.map(_lower, *zip(*cases, strict=True)):
-            together[lowered.arch, lowered.head].append(lowered)
+        counts = pool.submit(_count_examples).result()
+        assert len(counts) > 30
+        examples = [(number, example) for number, count in enumerate(counts) for example in range(count)]
+        cases = [(*example, arch) for example in examples for arch in ARCHITECTURES]
+        together: dict[tuple[str, str, int], list[Lowered]] = defaultdict(list)
+        for (_, example, arch), lowered in zip(cases, pool.map(_lower, *zip(*cases, strict=True)), strict=True):
+            together[arch, lowered.head, example].append(lowered)
         files = [tmp_path / f"{number}.cu" for number in range(len(together))]
         problems = [problem for found in pool.map(_problems, together.values(), files) for problem in found]
     assert not problems, "\n".join(problems)
@@ -63,17 +65,17 @@ def _import_kernels() -> None:
         importlib.import_module(module.name)
 
 
-def _count() -> int:
+def _count_examples() -> list[int]:
     from kernels.tile import KERNELS
 
-    return len(KERNELS)
+    return [len(kernel.examples) for kernel in KERNELS]
 
 
-def _lower(number: int, arch: str) -> Lowered:
+def _lower(number: int, example: int, arch: str) -> Lowered:
     from kernels.tile import KERNELS
 
     kernel = KERNELS[number]
-    source, shared_bytes = kernel.lower(arch, **kernel.examples[0])
+    source, shared_bytes = kernel.lower(arch, **kernel.examples[example])
     begin = source.index(_BODY)
     return Lowered(arch, source[:begin], source[begin:], kernel.entry, shared_bytes)
 
