@@ -15,6 +15,7 @@ import random
 import statistics
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -29,6 +30,7 @@ from benchmarks.decode_slice import Slice, Step, decoding
 from benchmarks.report import save
 from services.cli.bench_figures import percentile
 from shared.checkpoint.direct_reader import DirectReader, Span, window_bytes
+from shared.checkpoint.records import ReadPlan
 from shared.memory.io_buffer import io_buffer
 
 CACHED = 0.6
@@ -41,7 +43,7 @@ ALONE = 32
 PIECE, READS = 25, 8
 """Steps of one answer, and how many records are read by themselves before it."""
 TOGETHER = (1, 2, 6)
-"""Experts of one layer that are asked for at once."""
+"""Experts of one layer that are asked for at once, and records that are read side by side."""
 REPEATS, REPEATED = 4, 24
 """A short answer, and how often it is given: from the second time on nearly everything it needs is there."""
 
@@ -78,24 +80,33 @@ class Alone:
     def __init__(self, own: Slice) -> None:
         self._own = own
         self._draws = random.Random(SEED)
-        self._buffer = io_buffer(window_bytes(2 * own.records.layout.slot_bytes))
+        size = window_bytes(2 * own.records.layout.slot_bytes)
+        self._buffers = [io_buffer(size) for _ in range(max(TOGETHER))]
 
-    def read_ms(self) -> float:
-        """One record by O_DIRECT to memory of the host."""
-        extents = self._own.records.plan(
-            self._layer(), self._draws.randrange(self._own.config.n_routed_experts)
-        ).extents
+    def read_ms(self, count: int = 1) -> float:
+        """So many records by O_DIRECT to memory of the host, side by side."""
+        plans = [self._own.records.plan(*self._any()) for _ in range(count)]
         with ExitStack() as opened:
-            files = [opened.enter_context(DirectReader(extent.file)) for extent in extents]
+            files = {extent.file for plan in plans for extent in plan.extents}
+            readers = {file: opened.enter_context(DirectReader(file)) for file in files}
+            pool = opened.enter_context(ThreadPoolExecutor(count))
+
+            def read(plan: ReadPlan, buffer: memoryview) -> None:
+                for extent in plan.extents:
+                    readers[extent.file].read(Span(extent.offset, extent.nbytes), buffer).release()
+
             started = time.perf_counter()
-            for file, extent in zip(files, extents, strict=True):
-                file.read(Span(extent.offset, extent.nbytes), self._buffer).release()
+            others = pool.map(read, plans[1:], self._buffers[1:])  # one alone is not to wait for a thread
+            read(plans[0], self._buffers[0])
+            list(others)
             return 1e3 * (time.perf_counter() - started)
 
     def fetch_ms(self, count: int) -> float:
         """expertd's answer to a request for so many experts of one layer, none of them there."""
-        experts, layer = self._own.experts, self._layer()
-        absent = np.flatnonzero(experts.control.slot_table[layer] < 0).tolist()
+        experts = self._own.experts
+        is_absent = experts.control.slot_table < 0
+        layer = self._draws.choice(np.flatnonzero(is_absent.sum(axis=1) >= count).tolist())
+        absent = np.flatnonzero(is_absent[layer]).tolist()
         started = time.perf_counter()
         with experts.step():
             look_up = experts.look_up(layer, sorted(self._draws.sample(absent, count)))
@@ -104,13 +115,15 @@ class Alone:
         return 1e3 * (time.perf_counter() - started)
 
     def medians(self) -> dict[str, float]:
-        """Of a plain read, and of requests for several numbers of experts, in turn."""
-        measures = {"read": self.read_ms} | {f"{count}": partial(self.fetch_ms, count) for count in TOGETHER}
+        """Of plain reads, and of requests for as many experts, in turn."""
+        measures = {f"read {count}": partial(self.read_ms, count) for count in TOGETHER}
+        measures |= {f"fetch {count}": partial(self.fetch_ms, count) for count in TOGETHER}
         rounds = [{name: measure() for name, measure in measures.items()} for _ in range(ALONE)]
         return {name: statistics.median(each[name] for each in rounds) for name in measures}
 
-    def _layer(self) -> int:
-        return self._draws.randrange(self._own.config.num_hidden_layers)
+    def _any(self) -> tuple[int, int]:
+        config = self._own.config
+        return self._draws.randrange(config.num_hidden_layers), self._draws.randrange(config.n_routed_experts)
 
 
 def measure(checkpoint: Path, tokens: int = TOKENS) -> dict[str, Any]:
@@ -221,7 +234,7 @@ def _show(figures: dict[str, Any]) -> None:
     console.print(
         f"a record: read {figures['read_ms']['mean']:.2f} ms, copy {figures['copy_ms']:.2f} ms; "
         f"a step that hits {figures['hit_ms']:.2f} ms\n"
-        f"in turn, ms for one plain read and for so many experts of one layer, asked of expertd: {alone}\n"
+        f"in turn, ms for so many records, read plainly side by side or asked of expertd: {alone}\n"
         f"a layer that misses, ms for so many, fitted to {figures['steps']} steps: {layers}\n"
         f"read ahead in these steps: {reads['prefetched']} (hinted at {reads['hinted']}; guessed {reads['guessed']}, "
         f"wrong {reads['guessed'] - reads['guessed_right']}); missed {reads['misses']}, late {reads['late_hits']}\n"

@@ -71,7 +71,7 @@ def test_records_are_fetched_by_the_real_expertd(tmp_path: Path) -> None:
         found = Alone(own).medians()
         before, steps = own.counts(), own.steps(1, tokens=6)
         reads = {name: count - before[name] for name, count in own.counts().items()}
-    assert found.keys() == {"read", *map(str, TOGETHER)}
+    assert found.keys() == {f"{kind} {count}" for kind in ("read", "fetch") for count in TOGETHER}
     assert min(found.values()) > 0
     assert len(steps) == 5
     assert all(step.ms > 0 and not step.missing for step in steps)
