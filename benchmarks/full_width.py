@@ -1,6 +1,6 @@
 """Decoding on a slice of the published model: 8 layers of full width with 256 experts each, random weights.
 
-    python -m benchmarks.full_width DIR [--parts services kernels misses] [--tokens N] [--plot OUT.png]
+    python -m benchmarks.full_width DIR [--parts services kernels misses bits] [--tokens N] [--plot OUT.png]
 
 Makes the slice in DIR (31 GB; Zipf-skewed routing) unless it is there, measures the GPU's ceiling for reads, and then
 
@@ -8,7 +8,8 @@ Makes the slice in DIR (31 GB; Zipf-skewed routing) unless it is there, measures
   temperature 1: greedy decoding of random weights soon repeats itself. After 1,000 tokens a pool that holds all experts
   has read nearly all;
 * kernels: times every kernel of a step that hits (`benchmarks.decode_profile`);
-* misses: what a miss costs beside the disk and the bus (`benchmarks.decode_misses`).
+* misses: what a miss costs beside the disk and the bus (`benchmarks.decode_misses`);
+* bits: graphs beside their kernels launched one by one (`benchmarks.decode_bits`).
 
 Of the kernels `ms_per_layer` is a step's time over its layers, `ms_per_layer_without_start_head_sampling` the layers'
 alone.
@@ -30,7 +31,7 @@ from typing import Any
 
 import torch
 
-from benchmarks import decode_misses, decode_profile
+from benchmarks import decode_bits, decode_misses, decode_profile
 from benchmarks.kernels_decode import ceiling
 from benchmarks.report import save
 from shared.checkpoint.index import INDEX_NAME
@@ -51,7 +52,7 @@ threads = 8
 device = "cuda"
 prefill_chunk = 4096
 """
-PARTS = ("services", "kernels", "misses")
+PARTS = ("services", "kernels", "misses", "bits")
 
 
 def main() -> None:
@@ -72,6 +73,7 @@ def main() -> None:
         "services": lambda: through_services(args.directory, args.tokens, bytes_per_s, args.plot),
         "kernels": lambda: _alone(decode_profile.measure, args.directory, bytes_per_s),
         "misses": lambda: _alone(decode_misses.measure, args.directory, args.tokens),
+        "bits": lambda: _alone(decode_bits.measure, args.directory),
     }
     figures: dict[str, Any] = {"ceiling_tb_s": bytes_per_s / 1e12}
     for part in args.parts:

@@ -132,6 +132,7 @@ class Decoder:
         """Bind to a pool that was opened; graphs are captured as they are needed."""
         config = self._model.config
         assert experts.control_addresses is not None, "the control block is not on the GPU"
+        assert len(self._states) * config.num_experts_per_tok <= experts.wave_experts, "a step may want more experts"
         sizes = config.num_moe_layers, config.n_routed_experts
         control = Control.at(experts.control_addresses, *sizes, str(self._model.device))
         self._opened = _Opened(experts, control, Tickets(experts, experts.control.ticket_head))

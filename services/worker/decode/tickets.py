@@ -17,6 +17,10 @@ class TicketedExperts(Protocol):
     control: ControlBlock
     control_addresses: Addresses | None
 
+    @property
+    def wave_experts(self) -> int:
+        """The most experts of one look-up."""
+
     def ask(self, layer: int, expert_ids: tuple[int, ...], held_slots: tuple[int, ...], clock: int) -> None:
         """Send for experts that the GPU found missing; the answer is in the slot table."""
 
