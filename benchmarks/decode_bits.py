@@ -2,9 +2,9 @@
 
     python -m benchmarks.decode_bits DIR
 
-DIR holds the slice that `benchmarks.full_width` makes. Answers cross many group boundaries, from prompts that end beside
-one or far beyond the window. A graph answers first, so that the other runs find everything resident. Exits 1 unless all
-bits agree.
+DIR holds the slice that `benchmarks.full_width` makes. Answers cross many group boundaries, from prompts that end
+beside one or far beyond the window. A graph answers first, so that the other runs find everything resident. Exits 1
+unless all bits agree.
 """
 
 from __future__ import annotations
