@@ -6,15 +6,19 @@ next: FP8 codes with a float32 scale for 128 of them, or bfloat16.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 
+from kernels.reference import indexer
 from kernels.reference.activation import swiglu
 from kernels.reference.attention import sparse_attention
+from kernels.reference.compressor import compress, compress_overlapping
 from kernels.reference.dequant import dequant_fp4
-from kernels.reference.fp8 import act_quant, act_round
+from kernels.reference.fp4 import hadamard_fp4
+from kernels.reference.fp8 import act_quant, act_round, fp8_simulate
 from kernels.reference.hyper_connection import hc_head_weights, hc_mixes, hc_post, hc_pre, hc_split_sinkhorn
 from kernels.reference.norm import head_norm, rms_norm
 from kernels.reference.rotary import rope
@@ -84,6 +88,75 @@ def streams_write(y: torch.Tensor, streams: torch.Tensor, post: torch.Tensor, co
     return hc_post(y.float(), streams.float(), post, comb).bfloat16()
 
 
+class Pooling(NamedTuple):
+    """Of a compressor: norm float32 [d] and bias of a token's place in its group, ape float32 [ratio, width]; with
+    overlap, which goes with a ratio of 4, the width is 2 * d."""
+
+    norm: torch.Tensor
+    ape: torch.Tensor
+
+
+class LayerCaches(NamedTuple):
+    """What a layer keeps of a sequence. keys: bfloat16 [window + entries, d]; index_keys: bfloat16 [entries, index_d];
+    a compressor's rows: float32 [2, tokens, width], keys and gates, with overlap those of the group before first."""
+
+    keys: torch.Tensor
+    compressor: torch.Tensor
+    index_keys: torch.Tensor
+    index_compressor: torch.Tensor
+
+
+class AttentionInputs(NamedTuple):
+    """The low-rank query's codes uint8 [q] and scales float32 [q / 128]; the caches with the token in them."""
+
+    codes: torch.Tensor
+    scales: torch.Tensor
+    caches: LayerCaches
+
+
+def attention_inputs(
+    y: torch.Tensor,
+    position: int,
+    q_norm: torch.Tensor,
+    kv_norm: torch.Tensor,
+    poolings: Sequence[Pooling],
+    rotations: torch.Tensor,
+    caches: LayerCaches,
+    window: int,
+    eps: float,
+) -> AttentionInputs:
+    """One token of one sequence.
+
+    y: float32 [n]: query and key, as wide as their norms, then keys and gates for each of `poolings`, which are none,
+    the compressor's, or that and the indexer's; the rest is not looked at. rotations: complex64 [positions, r / 2].
+    """
+    widths = [len(q_norm), len(kv_norm), *(2 * pooling.ape.shape[1] for pooling in poolings)]
+    query, key, *projected = y[: sum(widths)].split(widths)
+    codes, scales = act_quant(rms_norm(query.bfloat16(), q_norm, eps))
+    caches = LayerCaches(*(cache.clone() for cache in caches))
+    key = rope(rms_norm(key.bfloat16(), kv_norm, eps).unsqueeze(0), rotations[position].unsqueeze(0))
+    caches.keys[position % window] = _cached_key(key[0], rotations)
+    of_poolings = zip(poolings, projected, (caches.compressor, caches.index_compressor), strict=False)
+    entries = [_entry(own, position, pooling, rows, rotations, eps) for pooling, own, rows in of_poolings]
+    if entries and entries[0] is not None:
+        caches.keys[window + position // len(poolings[0].ape)] = _cached_key(entries[0], rotations)
+    if len(entries) == 2 and entries[1] is not None:
+        caches.index_keys[position // len(poolings[1].ape)] = hadamard_fp4(entries[1])
+    return AttentionInputs(codes.view(torch.uint8), decode_scale(scales), caches)
+
+
+def index_scores(q: torch.Tensor, w: torch.Tensor, keys: torch.Tensor, rotation: torch.Tensor) -> torch.Tensor:
+    """Scores of index entries for one query, float32 [t].
+
+    q: float32 [heads, d] and w: float32 [heads], head weights, as their linears left them; keys: bfloat16 [t, d];
+    rotation: complex64 [r / 2], that of the query's position.
+    """
+    heads, d = q.shape
+    query = hadamard_fp4(rope(q.bfloat16().unsqueeze(0), rotation.unsqueeze(0)))
+    weights = w.bfloat16() * (d**-0.5 * heads**-0.5)
+    return indexer.index_scores(query, keys, weights.unsqueeze(0))[0]
+
+
 def attend(
     q: torch.Tensor,
     position: int,
@@ -141,6 +214,33 @@ def expert_output(
     gate, up = F.linear(x, weights(w1, s1, d)).bfloat16(), F.linear(x, weights(w3, s3, d)).bfloat16()
     hidden = act_round(swiglu(gate, up, limit, weight, torch.bfloat16))
     return F.linear(hidden, weights(w2, s2, width)).bfloat16()
+
+
+def _cached_key(key: torch.Tensor, rotations: torch.Tensor) -> torch.Tensor:
+    """A key [d] on the FP8 grid, in all but the values that rotate."""
+    plain = len(key) - 2 * rotations.shape[1]
+    return torch.cat((fp8_simulate(key[:plain]), key[plain:]))
+
+
+def _entry(
+    projected: torch.Tensor,
+    position: int,
+    pooling: Pooling,
+    rows: torch.Tensor,
+    rotations: torch.Tensor,
+    eps: float,
+) -> torch.Tensor | None:
+    """Puts a token into its group in `rows`; bfloat16 [d], the entry of the group if that closes it."""
+    ratio = len(pooling.ape)
+    place, previous = position % ratio, rows.shape[1] - ratio
+    rows[:, previous + place] = projected.view(2, -1)
+    rows[1, previous + place] += pooling.ape[place]
+    if place + 1 < ratio:
+        return None
+    kv, gate = rows.unflatten(1, (-1, ratio))
+    pooled = (compress_overlapping if previous else compress)(kv, gate)
+    rows[:, :previous] = rows[:, ratio:]
+    return rope(rms_norm(pooled.bfloat16(), pooling.norm, eps), rotations[position - place].unsqueeze(0))[0]
 
 
 def _decode(w: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
