@@ -24,7 +24,8 @@ from benchmarks import report
 
 # Of what the driver is asked by others we check nothing.
 TOOLS = {"memcheck": ["--report-api-errors", "no"], "racecheck": []}
-TESTS = [f"tests/gpu/test_{name}.py" for name in ("ops", "gemm", "experts", "attention", "indexer", "decode_kernels")]
+NAMES = ("ops", "gemm", "experts", "attention", "indexer", "decode_attention", "decode_kernels")
+TESTS = [f"tests/gpu/test_{name}.py" for name in NAMES]
 # Thousands of launches each; another test draws a few tokens.
 CHOICE = "not test_sampling"
 FOUND = 86
