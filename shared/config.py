@@ -258,7 +258,8 @@ def _check(config: Config) -> None:
     demand(is_device, "worker.device", "cpu, cuda (the first GPU) or cuda:N", worker.device)
     demand(1 <= reader.threads <= 256, "reader.threads", "1 to 256", reader.threads)
     demand(0 <= worker.threads <= 1024, "worker.threads", "0 (all cores) to 1024", worker.threads)
-    demand(worker.prefill_chunk >= 1, "worker.prefill_chunk", "at least 1", worker.prefill_chunk)
+    # A GPU's grid has no more rows, and attention has a row a token.
+    demand(1 <= worker.prefill_chunk < 2**16, "worker.prefill_chunk", "1 to 65535", worker.prefill_chunk)
     demand(worker.min_segment >= 1, "worker.min_segment", "at least 1", worker.min_segment)
     kept = worker.session_dir is None or (worker.session_bytes > 0 and worker.session_disk_bytes > 0)
     demand(kept, "worker.session_dir", "left out where session_bytes or session_disk_bytes is 0", worker.session_dir)

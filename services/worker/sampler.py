@@ -13,10 +13,13 @@ import torch
 
 from shared.errors import ErrorCode, ServiceError
 
+# Logits over less overflow, and long before that the likeliest token has all the probability.
+GREEDY_BELOW = 1e-5
+
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """temperature 0 is greedy; top_k 0, top_p 1 and min_p 0 are off; a negative seed draws one."""
+    """temperature 0, or next to it, is greedy; top_k 0, top_p 1 and min_p 0 are off; a negative seed draws one."""
 
     temperature: float = 1.0
     top_p: float = 1.0
@@ -24,11 +27,15 @@ class SamplingParams:
     min_p: float = 0.0
     seed: int = -1
 
+    @property
+    def is_greedy(self) -> bool:
+        return self.temperature < GREEDY_BELOW
+
     def check(self) -> None:
         """Raises ServiceError (bad_request) naming the first value out of range."""
         _demand(0.0 <= self.temperature <= 100.0, "temperature", "0 to 100", self.temperature)
         _demand(0.0 < self.top_p <= 1.0, "top_p", "above 0 and at most 1", self.top_p)
-        _demand(self.top_k >= 0, "top_k", "0 (off) or more", self.top_k)
+        _demand(0 <= self.top_k < 2**31, "top_k", "0 (off) to 2**31 - 1", self.top_k)
         _demand(0.0 <= self.min_p <= 1.0, "min_p", "0 to 1", self.min_p)
         _demand(self.seed < 2**63, "seed", "below 2**63", self.seed)
 
@@ -51,7 +58,7 @@ class Sampler:
 
     def sample(self, logits: torch.Tensor) -> int:
         """The next id. logits: float32 [vocab]."""
-        if self._params.temperature == 0.0:
+        if self._params.is_greedy:
             return int(logits.argmax())
         probabilities = filtered_probabilities(logits, self._params)
         noise = torch.empty_like(probabilities).exponential_(generator=self._generator)
@@ -72,6 +79,7 @@ def filtered_probabilities(logits: torch.Tensor, params: SamplingParams) -> torc
     if params.top_p < 1.0:
         ordered, ids = probabilities.sort(descending=True, stable=True)
         outside = ordered.cumsum(-1) - ordered >= params.top_p
+        outside[0] = False  # the least numbers above 0 are 0 in float32
         probabilities = probabilities.index_fill(0, ids[outside], 0.0)
     if params.min_p > 0.0:
         probabilities = probabilities.masked_fill(probabilities < params.min_p * probabilities.max(), 0.0)

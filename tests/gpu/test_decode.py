@@ -158,6 +158,27 @@ def test_missing_experts_are_waited_for_and_change_no_bit(demo: Setup) -> None:
         assert all(slot // table.shape[1] == layer for slot in held)
 
 
+@pytest.mark.timeout(300, method="thread")  # no signal is heard by a thread that waits for a GPU which waits for it
+def test_a_step_in_flight_may_miss_while_the_next_ones_graph_is_captured(demo: Setup) -> None:
+    """At position 2,048 an answer outgrows its first graph."""
+    decoder = Decoder(demo.model, demo.states, PrefetchConfig(hash_layers=False, look_ahead=False))
+    compile_ahead(decoder.warm_up, print)
+    decoder.begin(demo.experts)
+    prompt, c = demo.prompt(2030), demo.config
+    keys = list(itertools.product(range(c.num_hidden_layers), range(c.n_routed_experts)))
+    expected, _ = demo.decode(decoder, [prompt], 40)
+    decoder.begin(demo.experts)  # without the graphs
+    logits = demo.prefill(prompt, demo.states[0]).clone()
+    demo.experts.asked.clear()
+    demo.experts.forget(random.Random(5).sample(keys, len(keys) // 2))
+    torch.cuda.synchronize()
+    with demo.experts.step():
+        got = list(decoder.tokens(logits.unsqueeze(0), [GREEDY], 40))
+    demo.experts.remember_all()
+    assert got == expected
+    assert demo.experts.asked
+
+
 def test_hash_layers_are_hinted_at_before_they_ask(demo: Setup) -> None:
     """With time enough to read them they miss nothing, though the cache begins without any of their experts."""
     experts, layers, steps = demo.experts, range(demo.config.num_hash_layers), 30

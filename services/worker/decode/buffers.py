@@ -64,5 +64,6 @@ class Buffers:
 
 def sampling_words(params: SamplingParams, seed: int) -> torch.Tensor:
     """What `sample` reads of one sequence, int32 [SAMPLING_WORDS] on the host."""
-    words = struct.pack("<fffiQ", params.temperature, params.top_p, params.min_p, params.top_k, seed)
+    temperature = 0.0 if params.is_greedy else params.temperature
+    words = struct.pack("<fffiQ", temperature, params.top_p, params.min_p, params.top_k, seed)
     return torch.frombuffer(bytearray(words), dtype=torch.int32)

@@ -223,15 +223,16 @@ class Decoder:
         assert opened is not None
         extent = next(e for e in self._extents if position < e.positions)
         if extent.positions not in opened.captures:
+            # Capturing blocks this thread until the GPU is done; a step in flight may wait for what only this asks for.
+            self._drain()
             pool = opened.experts.pool
             step = DecodeStep(self._model, self._weights, self._tensors, self._buffers, pool, opened.control, extent)
             graphs = [torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()]
             if not self._eager:
-                torch.cuda.synchronize(self._model.device)
                 for graph, launches in zip(graphs, (step.forward, step.draw), strict=True):
                     with torch.cuda.graph(graph, stream=self._stream):  # synchronises as it begins
                         launches()
-                self.counters.graph_step_syncs += 1 + len(graphs)
+                self.counters.graph_step_syncs += len(graphs)
             opened.captures[extent.positions] = _Capture(step, *graphs)
         return opened.captures[extent.positions]
 

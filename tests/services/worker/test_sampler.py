@@ -27,6 +27,7 @@ def kept(params: SamplingParams) -> list[int]:
         (SamplingParams(top_p=0.4), [1]),
         (SamplingParams(top_p=0.41), [1, 3]),
         (SamplingParams(top_p=0.001), [1]),
+        (SamplingParams(top_p=1e-300), [1]),  # 0 in float32
         (SamplingParams(top_p=0.9), [0, 1, 3, 4]),
         (SamplingParams(min_p=0.5), [1, 3]),
         (SamplingParams(min_p=1.0), [1]),
@@ -39,6 +40,13 @@ def test_filters_keep(params, expected):
 
 def test_greedy_ignores_the_seed():
     assert {Sampler(SamplingParams(temperature=0.0, seed=s), CPU).sample(LOGITS) for s in range(20)} == {1}
+
+
+@pytest.mark.parametrize("temperature", [1e-5, 9e-6, 1e-38, 5e-324])
+def test_next_to_zero_the_temperature_is_zero(temperature):
+    """Quotients would be infinite."""
+    sampler = Sampler(SamplingParams(temperature, seed=1), CPU)
+    assert {sampler.sample(torch.tensor([1.0, 2.0, 30.0, 5.0])) for _ in range(20)} == {2}
 
 
 def test_same_seed_same_ids_and_other_seed_other_ids():
@@ -73,6 +81,7 @@ def test_the_most_likely_token_is_never_excluded(temperature, top_p, top_k, min_
         SamplingParams(top_p=0.0),
         SamplingParams(top_p=1.5),
         SamplingParams(top_k=-1),
+        SamplingParams(top_k=2**31),
         SamplingParams(min_p=2.0),
         SamplingParams(seed=2**63),
     ],
