@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import queue
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -64,6 +65,8 @@ class WorkerService:
         self._counters = RequestCounters()
         self._expert_counters = ExpertCounters()
         self._has_experts = False
+        # Nothing is queued after the loss of expertd, which ends what is: nobody would look at it.
+        self._accepting = threading.Lock()
         self._graph_launches: dict[str, float] = {}
 
     def handle(self, request: Request) -> None:
@@ -71,17 +74,18 @@ class WorkerService:
         message = request.message
         if not isinstance(message, Generate):
             raise ServiceError(ErrorCode.UNSUPPORTED, f"the worker does not answer {type(message).__name__}")
-        if not self._has_experts:
-            raise ServiceError(ErrorCode.STARTING, "the worker waits for expertd")
         job = _job(message)
         job.check(self._engine.model.config.vocab_size, self._engine.max_context)
-        try:
-            self._waiting.put_nowait(_Ticket(request, job))
-        except queue.Full:
-            limit = self._config.worker.max_queue
-            raise ServiceError(
-                ErrorCode.NO_CAPACITY, f"{limit} requests wait already (worker.max_queue); try again later"
-            ) from None
+        with self._accepting:
+            if not self._has_experts:
+                raise ServiceError(ErrorCode.STARTING, "the worker waits for expertd")
+            try:
+                self._waiting.put_nowait(_Ticket(request, job))
+            except queue.Full:
+                limit = self._config.worker.max_queue
+                raise ServiceError(
+                    ErrorCode.NO_CAPACITY, f"{limit} requests wait already (worker.max_queue); try again later"
+                ) from None
 
     def run(self) -> None:
         """Serve until the context stops. Called once, by the thread that owns the model."""
@@ -173,7 +177,8 @@ class WorkerService:
                 self._context.ready()
                 yield experts
             finally:
-                self._has_experts = False
+                with self._accepting:
+                    self._has_experts = False
                 self._engine.release()
                 experts.close()
         finally:
