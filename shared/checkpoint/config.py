@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import sys
 import types
 import typing
 from dataclasses import dataclass
@@ -161,6 +162,9 @@ def _value(value: Any, kind: Any, key: str, source: str) -> Any:
             raise CheckpointError(f"{source}: '{key}' must be a list of whole numbers, not {value!r}")
         return tuple(value)
     if kind is float and type(value) in (int, float):
+        # Python's JSON has NaN and infinities, and whole numbers that no float can hold.
+        if not -sys.float_info.max <= value <= sys.float_info.max:
+            raise CheckpointError(f"{source}: '{key}' must be a finite number, not {value!r}")
         return float(value)
     if type(value) is not kind:
         raise CheckpointError(f"{source}: '{key}' must be {kind.__name__}, not {value!r}")
@@ -184,8 +188,10 @@ def _check(config: ModelConfig, table: dict[str, Any], source: str) -> None:
 
     for key, wanted in _FIXED.items():
         demand(table.get(key, wanted) == wanted, f"'{key}' is {table.get(key)!r}; only {wanted!r} is supported")
-    quantisation = table.get("quantization_config", {})
-    method = quantisation.get("quant_method") if isinstance(quantisation, dict) else quantisation
+    quantisation = table.get("quantization_config")
+    if not isinstance(quantisation, dict):
+        quantisation = {"quant_method": quantisation}
+    method = quantisation.get("quant_method")
     if method is None and "quantization" in table:  # where mlx-lm puts it
         method = "mlx"
     demand(

@@ -10,7 +10,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from shared.checkpoint.safetensors_header import TensorInfo, read_header
 from shared.errors import CheckpointError
@@ -71,9 +71,14 @@ def read_weight_map(directory: Path) -> dict[str, str]:
     if not isinstance(weight_map, dict) or not weight_map:
         raise CheckpointError(f"{path}: has no weight_map; download it again")
     for name, file in weight_map.items():
-        if not isinstance(file, str) or Path(file).name != file or file in ("", ".", ".."):
+        if not _is_file_name(file):
             raise CheckpointError(f"{path}: tensor {name} is said to be in {file!r}, which is not a file name here")
     return weight_map
+
+
+def _is_file_name(value: Any) -> TypeGuard[str]:
+    # What cannot be printed cannot be a path either (NUL, half a surrogate pair), or would upset a terminal.
+    return isinstance(value, str) and value.isprintable() and Path(value).name == value and value not in ("", "..")
 
 
 def check_place(directory: Path, path: Path) -> None:

@@ -6,6 +6,7 @@ Owns the file `icebox-pack.json`. A stretch is an expert's record, or a tensor t
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,8 @@ from shared.errors import CheckpointError
 
 MANIFEST_NAME = "icebox-pack.json"
 FORMAT = 1
+
+_CRC32 = re.compile(r"[0-9a-f]{8}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +52,20 @@ def packed_file_json(file: PackedFile) -> dict[str, Any]:
 
 def packed_file_from_json(table: dict[str, Any]) -> PackedFile:
     """The inverse of `packed_file_json`. Raises KeyError, TypeError or ValueError if it is not one."""
-    rows = tuple(Checksum(str(w), int(o), int(n), "crc32", str(d)) for w, o, n, d in table["crc32"])
-    return PackedFile(int(table["nbytes"]), str(table["header_sha256"]), rows)
+    rows = tuple(_checksum(*row) for row in table["crc32"])
+    return PackedFile(_count("nbytes", table["nbytes"]), str(table["header_sha256"]), rows)
+
+
+def _checksum(what: Any, offset: Any, nbytes: Any, digest: Any) -> Checksum:
+    if not isinstance(digest, str) or not _CRC32.fullmatch(digest):
+        raise ValueError(f"{what}: crc32 must be eight hex digits, not {digest!r}")
+    return Checksum(str(what), _count(f"{what}: offset", offset), _count(f"{what}: bytes", nbytes), "crc32", digest)
+
+
+def _count(key: str, value: Any) -> int:
+    if type(value) is not int or not 0 <= value < 2**63:
+        raise ValueError(f"{key} must be a number of bytes, not {value!r}")
+    return value
 
 
 def load_manifest(directory: Path) -> Manifest | None:
@@ -67,7 +82,7 @@ def load_manifest(directory: Path) -> Manifest | None:
         return Manifest(str(table["source"]), {n: packed_file_from_json(t) for n, t in table["files"].items()})
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise CheckpointError(f"{path}: not a manifest ({error!r}); pack the checkpoint again") from error
 
 

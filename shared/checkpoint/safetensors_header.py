@@ -17,6 +17,8 @@ from shared.errors import CheckpointError
 
 # The library refuses longer headers; the largest of the published shards has 0.2 MB.
 MAX_HEADER_BYTES = 100_000_000
+# The product of this many sizes is still quick to take and fits a float; the model's tensors have one or two.
+MAX_DIMENSIONS = 16
 
 DTYPE_BITS = {
     "BOOL": 8, "U8": 8, "I8": 8, "F8_E4M3": 8, "F8_E5M2": 8, "F8_E8M0": 8,
@@ -103,6 +105,8 @@ def _info(path: Path, name: str, entry: Any, start: int) -> TensorInfo:
         raise _error(path, f"tensor {name}: unknown dtype {dtype!r}")
     if not _is_counts(shape):
         raise _error(path, f"tensor {name}: shape must be a list of sizes, not {shape!r}")
+    if len(shape) > MAX_DIMENSIONS:
+        raise _error(path, f"tensor {name}: shape has {len(shape)} dimensions, at most {MAX_DIMENSIONS} are allowed")
     if not _is_counts(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
         raise _error(path, f"tensor {name}: data_offsets must be begin and end, not {offsets!r}")
     begin, end = offsets

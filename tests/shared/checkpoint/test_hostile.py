@@ -12,6 +12,7 @@ from helpers.checkpoints import copy_of_tiny
 from helpers.safetensors_bytes import entry, file_of, raw
 
 from shared.checkpoint.index import INDEX_NAME, TensorIndex
+from shared.checkpoint.manifest import MANIFEST_NAME, load_manifest, record_checksums
 from shared.checkpoint.safetensors_header import MAX_HEADER_BYTES, read_header
 from shared.checkpoint.verify import verify
 from shared.errors import CheckpointError
@@ -42,6 +43,9 @@ HOSTILE = {
     "shape of text": (file_of({"a": entry("U8", ["1"], 0, 1)}, b"x"), "tensor a: shape must be"),
     "shape true": (file_of({"a": entry("U8", [True], 0, 1)}, b"x"), "tensor a: shape must be"),
     "shape that overflows": (file_of({"a": entry("U8", [2**62, 2**62], 0, 1)}, b"x"), "tensor a: U8"),
+    "largest shape": (file_of({"a": entry("F64", [2**63 - 1] * 16, 0, 1)}, b"x"), "tensor a: F64 .* bytes"),
+    "shape that no float holds": (file_of({"a": entry("U8", [2**62] * 17, 0, 1)}, b"x"), "tensor a: shape has 17"),
+    "many dimensions": (file_of({"a": entry("U8", [1] * 17, 0, 1)}, b"x"), "tensor a: shape has 17 dimensions"),
     "shape past 64 bits": (file_of({"a": entry("U8", [2**64], 0, 1)}, b"x"), "tensor a: shape must be"),
     "shape times size": (file_of({"a": entry("F32", [2], 0, 4)}, b"xxxx"), "tensor a: F32 .2. needs 8 bytes"),
     "negative offset": (file_of({"a": entry("U8", [1], -1, 0)}, b"x"), "tensor a: data_offsets must be"),
@@ -93,7 +97,13 @@ def index_of(directory: Path) -> dict[str, dict[str, str]]:
     return content
 
 
-@pytest.mark.parametrize("name", ["../outside.safetensors", "/etc/passwd", "..", "", "sub/x.safetensors", 7, None])
+NOT_FILE_NAMES = [
+    "../outside.safetensors", "/etc/passwd", "..", ".", "", "sub/x.safetensors", 7, None,
+    "a\0b.safetensors", "\ud800.safetensors", "\udc80.safetensors", "\x1b[2J.safetensors",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NOT_FILE_NAMES)
 def test_an_index_that_points_elsewhere(tmp_path: Path, name: object) -> None:
     directory = copy_of_tiny(tmp_path)
     index = index_of(directory)
@@ -110,6 +120,43 @@ def test_an_index_that_is_none(tmp_path: Path, content: str) -> None:
     (directory / INDEX_NAME).write_text(content)
     with pytest.raises(CheckpointError, match=INDEX_NAME):
         TensorIndex.open(directory)
+
+
+def manifest_of(nbytes: str = "1", row: str = '["layers.0.ffn.experts.1", 0, 1, "0123abcd"]') -> str:
+    file = f'{{"nbytes": {nbytes}, "header_sha256": "", "crc32": [{row}]}}'
+    return f'{{"format": 1, "source": "s", "files": {{"f": {file}}}}}'
+
+
+def test_a_good_manifest_is_not_refused(tmp_path: Path) -> None:
+    (tmp_path / MANIFEST_NAME).write_text(manifest_of())
+    assert record_checksums(tmp_path) == {"layers.0.ffn.experts.1": 0x0123ABCD}
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("[" * 100_000, "RecursionError"),
+        ("[]", "not a manifest"),
+        ("{}", "'format'"),
+        (manifest_of(nbytes="Infinity"), "nbytes must be a number of bytes, not inf"),
+        (manifest_of(nbytes="1e400"), "nbytes must be a number of bytes, not inf"),
+        (manifest_of(nbytes="NaN"), "nbytes must be a number of bytes, not nan"),
+        (manifest_of(nbytes='"1"'), "nbytes must be a number of bytes, not '1'"),
+        (manifest_of(row='["a", -1, 1, "01234567"]'), "a: offset must be a number of bytes, not -1"),
+        (manifest_of(row=f'["a", 0, {2**63}, "01234567"]'), f"a: bytes must be a number of bytes, not {2**63}"),
+        (manifest_of(row='["a", 0, 1, "zz"]'), "a: crc32 must be eight hex digits, not 'zz'"),
+        (manifest_of(row='["a", 0, 1, "-1234567"]'), "a: crc32 must be eight hex digits, not '-1234567'"),
+        (manifest_of(row='["a", 0, 1, 7]'), "a: crc32 must be eight hex digits, not 7"),
+        (manifest_of(row='["a", 0, 1]'), "not a manifest"),
+        (manifest_of(row="7"), "not a manifest"),
+    ],
+)
+def test_a_manifest_that_is_none(tmp_path: Path, content: str, message: str) -> None:
+    path = tmp_path / MANIFEST_NAME
+    path.write_text(content)
+    with pytest.raises(CheckpointError, match=message) as caught:
+        load_manifest(tmp_path)
+    assert str(path) in str(caught.value)
 
 
 def test_symbolic_links(tmp_path: Path) -> None:
