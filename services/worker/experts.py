@@ -244,7 +244,7 @@ class SharedExperts:
             request_id, message = reply
             demand = self._asked.pop(request_id, None)
             if isinstance(message, ErrorReply):
-                raise service_error(message)
+                raise _end_of_look_up(service_error(message))
             if demand is not None:
                 self._arrived(demand)
         if not self._asked:
@@ -293,10 +293,7 @@ class SharedExperts:
         try:
             reply = self._client.finish(demand.request_id, timeout_s=FETCH_TIMEOUT_S)
         except ServiceError as error:
-            if error.code is ErrorCode.TIMEOUT:
-                # expertd believes that we stand still until it answers; going on needs a new connection.
-                raise PeerLost(error.detail) from error
-            raise
+            raise _end_of_look_up(error) from error
         self._go_on()
         self._arrived(demand)
         if not isinstance(reply, ExpertsFetched):
@@ -335,6 +332,12 @@ class SharedLookUp:
 
     def done(self) -> None:
         self._experts._tick()
+
+
+def _end_of_look_up(error: ServiceError) -> ServiceError:
+    """An expert that cannot be read ends a look-up for expertd too. After anything else it may believe that we stand
+    still until it answers, and then uses slots at once; going on needs a new connection."""
+    return error if error.code is ErrorCode.IO_ERROR else PeerLost(error.detail)
 
 
 def _register(control: ControlBlock, slab: Slab, mapped: ExitStack) -> Addresses | None:
