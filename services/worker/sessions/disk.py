@@ -50,7 +50,9 @@ class SessionDisk:
         self._directory = directory
         self._counters = DiskCounters()
         self._budget = PathBudget(limit)
-        # Guards the budget: the computing thread reads files, the writer makes and removes them.
+        # Files that must go and are not counted in the budget; one that cannot be removed stays here until it can.
+        self._doomed: set[Path] = set()
+        # Guards these two: the computing thread reads files, the writer makes and removes them.
         self._lock = threading.Lock()
         # A path that was used, with the segment that ends it if that is new; None is the end.
         self._waiting: queue.Queue[tuple[Sequence[Key], KeptSegment | None] | None] = queue.Queue(MAX_WAITING)
@@ -66,7 +68,7 @@ class SessionDisk:
         self._writer.start()
 
     def load(self, key: Key) -> KeptSegment | None:
-        """The segment of this key; None if there is none that can be read. A damaged file is removed."""
+        """The segment of this key; None if there is none that can be read. A damaged file goes with the next write."""
         with self._lock:
             if key not in self._budget:
                 return None
@@ -112,14 +114,16 @@ class SessionDisk:
             if match is None or not entry.is_file(follow_symlinks=False):
                 strangers += entry.name != LOCK_NAME
             elif match[2] == DRAFT_SUFFIX:
-                os.unlink(entry.path)
+                self._doomed.add(Path(entry.path))
             else:
                 status = entry.stat()
                 found.append((status.st_mtime_ns, bytes.fromhex(match[1]), status.st_size))
         if strangers:
             log.warning("left alone in the session directory dir=%s files=%d", self._directory, strangers)
         for _, key, size in sorted(found):
-            self._discard([key] if (evicted := self._budget.add([key], size)) is None else evicted)
+            evicted = self._budget.add([key], size)
+            self._doomed.update(map(self._path, [key] if evicted is None else evicted))
+        self._sweep()
 
     def _enqueue(self, path: Sequence[Key], segment: KeptSegment | None) -> None:
         try:
@@ -142,25 +146,40 @@ class SessionDisk:
         key = path[-1]
         if key in self._budget:
             return
-        data, draft = segment.encode(key), self._path(key, DRAFT_SUFFIX)
+        self._sweep()  # no more files while one that must go cannot
+        data, file, draft = segment.encode(key), self._path(key), self._path(key, DRAFT_SUFFIX)
         try:
             draft.write_bytes(data)
             with self._lock:  # whoever sees the key sees the file
                 evicted = self._budget.add(path, len(data))
                 if evicted is not None:
-                    draft.rename(self._path(key))
+                    self._doomed.update(map(self._path, evicted))  # they are not counted, even if the rename fails
+                    draft.rename(file)
+                    self._doomed.discard(file)
+            self._counters.session_disk_writes += evicted is not None
         except OSError:
             self._remove(key)
             raise
         finally:
-            with contextlib.suppress(OSError):
-                draft.unlink()
-        self._counters.session_disk_writes += evicted is not None
-        self._discard(evicted or [])
+            with self._lock:
+                self._doomed.add(draft)
+            self._sweep()
 
-    def _discard(self, keys: Sequence[Key]) -> None:
-        for key in keys:
-            self._path(key).unlink(missing_ok=True)
+    def _sweep(self) -> None:
+        """Remove the doomed files, each whatever becomes of the others. Raises OSError if one is left."""
+        with self._lock:
+            doomed = tuple(self._doomed)
+        failure = None
+        for path in doomed:
+            try:
+                path.unlink(missing_ok=True)
+            except OSError as error:
+                failure = error
+            else:
+                with self._lock:
+                    self._doomed.discard(path)
+        if failure is not None:
+            raise failure
 
     def _touch(self, path: Sequence[Key]) -> None:
         """Times in the order of the budget: after a restart it is read from them."""
@@ -175,8 +194,7 @@ class SessionDisk:
     def _remove(self, key: Key) -> None:
         with self._lock:
             self._budget.remove(key)
-        with contextlib.suppress(OSError):
-            self._path(key).unlink()
+            self._doomed.add(self._path(key))
 
     def _path(self, key: Key, suffix: str = SUFFIX) -> Path:
         return self._directory / f"{key.hex()}{suffix}"

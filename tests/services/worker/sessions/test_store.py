@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import logging
 import os
 import queue
@@ -261,6 +262,54 @@ def test_a_full_disk_costs_files_and_nothing_else(
         fill(store, [(8,)])
         wait_for(store, "session_disk_writes", 1)
     assert caplog.text.count("No space left on device") == 1
+
+
+def refuse(monkeypatch: pytest.MonkeyPatch, name: str, times: int) -> None:
+    """The first calls of this method of Path on files that are there fail."""
+    method, refused = getattr(Path, name), itertools.count()
+
+    def refusing(self: Path, *args, **kwargs):
+        if self.exists() and next(refused) < times:
+            raise OSError(errno.EIO, "Input/output error")
+        return method(self, *args, **kwargs)
+
+    monkeypatch.setattr(Path, name, refusing)
+
+
+def bytes_in(directory: Path) -> int:
+    return sum(path.stat().st_size for path in directory.iterdir())
+
+
+@pytest.mark.parametrize(("name", "left"), [("rename", 0), ("unlink", 2)])
+def test_files_given_up_go_whatever_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, left: int
+) -> None:
+    big = segment(1, size=500)
+    with on_disk(tmp_path, limit=len(big.encode(ROOT))) as store:
+        fill(store, PROMPT)
+        wait_for(store, "session_disk_writes", 3)
+        refuse(monkeypatch, name, times=1)
+        store.follow([(8,)]).add(big)  # needs the room of all others
+        wait_for(store, "session_disk_errors", 1)
+        assert len(files(tmp_path)) == left
+        fill(store, [(9,)])
+    stats = store.stats()
+    assert stats["session_disk_errors"] == 1
+    assert 0 < stats["session_disk_bytes"] == bytes_in(tmp_path) - (tmp_path / "lock").stat().st_size
+    assert len(files(tmp_path)) == 1
+
+
+def test_nothing_is_written_where_nothing_can_be_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with on_disk(tmp_path) as store:
+        for name in ("rename", "unlink"):
+            refuse(monkeypatch, name, times=100)
+        fill(store, PROMPT)
+        wait_for(store, "session_disk_errors", 3)
+        assert len(list(tmp_path.iterdir())) == 2, "the lock and the first draft"
+        monkeypatch.undo()
+        fill(store, [(8,)])
+    assert len(files(tmp_path)) == 1
+    assert len(list(tmp_path.iterdir())) == 2, "the lock and the file"
 
 
 def test_files_that_someone_removed_are_computed_again(tmp_path: Path) -> None:
