@@ -16,6 +16,7 @@ from shared.errors import CapacityError
 
 _CREDENTIALS = struct.Struct("3i")  # struct ucred: process, user, group
 TIMEOUT_S = 5.0
+RETRY_S = 0.05
 
 
 class DescriptorServer:
@@ -27,23 +28,28 @@ class DescriptorServer:
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._listener.bind(f"\0{self.name}")
         self._listener.listen()
+        self._closing = threading.Event()
         self._thread = threading.Thread(target=self._serve, name="descriptor server", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
         """Idempotent."""
-        if self._thread.is_alive():
-            self._listener.shutdown(socket.SHUT_RDWR)  # which ends the accept
-            self._thread.join()
-            self._listener.close()
-            os.close(self._descriptor)
+        if self._closing.is_set():
+            return
+        self._closing.set()
+        self._listener.shutdown(socket.SHUT_RDWR)  # which ends the accept
+        self._thread.join()
+        self._listener.close()
+        os.close(self._descriptor)
 
     def _serve(self) -> None:
         while True:
             try:
                 peer, _ = self._listener.accept()
-            except OSError:
-                return
+            except OSError:  # closed; or the process has no descriptor left just now, and the visitor waits
+                if self._closing.wait(RETRY_S):
+                    return
+                continue
             with peer:
                 self._give(peer)
 

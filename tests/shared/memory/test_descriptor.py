@@ -1,9 +1,11 @@
 """A descriptor reaches another process of the same user, as often as it is asked for, and nobody once it is closed."""
 
 import os
+import resource
 import socket
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -53,6 +55,31 @@ def test_visitors_who_hang_up_or_say_nothing_disturb_nobody(server):
     silent.close()
 
 
+def test_a_process_short_of_descriptors_gives_it_later(monkeypatch):
+    failed, accept = threading.Event(), socket.socket.accept
+
+    def watched(listener):
+        try:
+            return accept(listener)
+        except OSError:
+            failed.set()
+            raise
+
+    monkeypatch.setattr(socket.socket, "accept", watched)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with no_descriptor_left():
+        server = DescriptorServer(os.memfd_create("test"))
+        with socket.socket(socket.AF_UNIX) as visitor:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))
+            try:
+                visitor.connect(f"\0{server.name}")
+                assert failed.wait(20)
+            finally:
+                resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        os.close(receive_descriptor(server.name))
+        server.close()
+
+
 def test_another_user_gets_nothing(server, monkeypatch):
     monkeypatch.setattr(descriptor_module.os, "getuid", lambda: 12345)
     with pytest.raises(CapacityError, match="another user's process"):
@@ -66,3 +93,9 @@ def test_nobody_answers_after_close_and_nothing_is_left():
         server.close()
     with pytest.raises(CapacityError, match="cannot get shared memory from its owner"):
         receive_descriptor(server.name)
+
+
+def test_close_leaves_nothing_even_if_the_thread_has_ended(monkeypatch):
+    monkeypatch.setattr(DescriptorServer, "_serve", lambda server: None)
+    with no_descriptor_left():
+        DescriptorServer(os.memfd_create("test")).close()
