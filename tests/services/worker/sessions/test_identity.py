@@ -23,8 +23,8 @@ def checkpoint(tmp_path: Path) -> Path:
     return directory
 
 
-def root(checkpoint: Path) -> bytes:
-    return session_root(TensorIndex.open(checkpoint), "cpu")
+def root(checkpoint: Path, device: str = "cpu") -> bytes:
+    return session_root(TensorIndex.open(checkpoint), device)
 
 
 def test_nothing_changed(checkpoint: Path) -> None:
@@ -38,14 +38,23 @@ def test_another_file(checkpoint: Path, name: str) -> None:
     assert root(checkpoint) != before
 
 
-def test_other_code(checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("name", ["module.py", "kernel.cuh"])
+def test_other_code(checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     code = tmp_path / "code"
     (code / "part").mkdir(parents=True)
-    (code / "part" / "module.py").write_text("x = 1\n")
+    (code / "part" / name).write_text("x = 1;\n")
     monkeypatch.setattr(identity, "_CODE", (code,))
     before = root(checkpoint)
-    (code / "part" / "module.py").write_text("x = 2\n")
+    (code / "part" / name).write_text("x = 2;\n")
     assert root(checkpoint) != before
+
+
+def test_other_compiler_of_kernels(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: f"GPU of {device}")
+    before = root(checkpoint, "cuda:0")
+    assert root(checkpoint, "cuda:0") == before
+    monkeypatch.setattr(identity, "version", {"tilelang": "77.0"}.__getitem__)
+    assert root(checkpoint, "cuda:0") != before
 
 
 def test_other_threads(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
