@@ -23,6 +23,7 @@ def num_warps(k: int, most: int) -> int:
 )
 def fused_linear(n8: int, n16: int, k: int, s: int, rows_per_scale: int) -> Any:
     """FP8 rows on quantised inputs, rounded to bfloat16, and bfloat16 rows on plain inputs; float32 [s, n8 + n16]."""
+    assert n8 % 16 == n16 % 16 == 0, f"{n8} and {n16} rows are not whole blocks of 16"
     warps = num_warps(k, 8)
     blocks8 = max(1, n8 // rows_per_scale)
 

@@ -15,7 +15,9 @@ LAYER_MIXES = 24
 
 
 def _read_threads(d: int) -> int:
-    return min(512, max(32, d // 8))
+    threads = min(512, max(32, d // 8))
+    assert threads % 32 == 0, f"streams of {d} are not read by whole warps"
+    return threads
 
 
 @tile_kernel({"d": 4096, "s": 1, "vocab": 129280}, {"d": 128, "s": 4, "vocab": 512})
