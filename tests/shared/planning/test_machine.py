@@ -73,17 +73,14 @@ def test_memory_speed_is_of_this_world() -> None:
 
 
 def test_who_holds_the_gpu(tmp_path: Path) -> None:
-    for pid, target in {
-        1001: "/dev/nvidia0",
-        1002: "/dev/null",
-        1003: "/dev/nvidiactl",
-        os.getpid(): "/dev/nvidia0",
-    }.items():
+    own = os.getpid()
+    targets = {own + 1: "/dev/nvidia0", own + 2: "/dev/null", own + 3: "/dev/nvidiactl", own: "/dev/nvidia0"}
+    for pid, target in targets.items():
         (tmp_path / str(pid) / "fd").mkdir(parents=True)
         (tmp_path / str(pid) / "fd" / "3").symlink_to(target)
-    (tmp_path / "1004").mkdir()
+    (tmp_path / f"{own + 4}").mkdir()
     (tmp_path / "meminfo").touch()
-    assert list(holders(tmp_path)) == [1001]
+    assert list(holders(tmp_path)) == [own + 1]
 
 
 @pytest.mark.parametrize("name", ["spark", "h200"])
