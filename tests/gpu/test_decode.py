@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -239,7 +239,10 @@ def test_guesses_are_made_while_they_are_wanted_and_change_no_bit(demo: Setup) -
         assert experts.guessed_right > 0.6 * experts.guessed  # 73 % on a CPU
 
 
-def test_an_expert_that_cannot_be_read_ends_the_request_and_the_next_one_works(demo: Setup) -> None:
+@contextmanager
+def unreadable(demo: Setup) -> Iterator[tuple[Iterator[list[int]], list[list[int]]]]:
+    """An answer, not begun, that misses a layer's experts, of which none can be read; and the answer as it should be.
+    The next one is whole again."""
     prompt = demo.prompt(30)
     expected, _ = demo.decode(demo.graphs, [prompt], 20)
     logits = demo.prefill(prompt, demo.states[0]).clone()
@@ -247,33 +250,23 @@ def test_an_expert_that_cannot_be_read_ends_the_request_and_the_next_one_works(d
     demo.experts.control.slot_table[3] = -1
     demo.experts.fails = True
     try:
-        with pytest.raises(ServiceError, match="cannot read"), demo.experts.step():
-            list(demo.graphs.tokens(logits.unsqueeze(0), [GREEDY], 20))
+        with demo.experts.step(), closing(demo.graphs.tokens(logits.unsqueeze(0), [GREEDY], 20)) as tokens:
+            yield tokens, expected
     finally:
         demo.experts.fails = False
-        demo.experts.control.busy = False
         demo.experts.remember_all()
     assert not demo.experts.control.abort
     assert demo.decode(demo.graphs, [prompt], 20)[0] == expected
+
+
+def test_an_expert_that_cannot_be_read_ends_the_request_and_the_next_one_works(demo: Setup) -> None:
+    with unreadable(demo) as (tokens, _), pytest.raises(ServiceError, match="cannot read"):
+        list(tokens)
 
 
 def test_an_expert_that_only_the_step_ahead_cannot_have_is_nobodys_error(demo: Setup) -> None:
-    prompt = demo.prompt(30)
-    expected, _ = demo.decode(demo.graphs, [prompt], 20)
-    logits = demo.prefill(prompt, demo.states[0]).clone()
-    demo.experts.asked.clear()
-    demo.experts.control.slot_table[3] = -1
-    demo.experts.fails = True
-    try:
-        with demo.experts.step():
-            tokens = demo.graphs.tokens(logits.unsqueeze(0), [GREEDY], 20)
-            assert next(tokens) == expected[0]
-            tokens.close()
-    finally:
-        demo.experts.fails = False
-        demo.experts.remember_all()
-    assert not demo.experts.control.abort
-    assert demo.decode(demo.graphs, [prompt], 20)[0] == expected
+    with unreadable(demo) as (tokens, expected):
+        assert next(tokens) == expected[0]
 
 
 def test_a_request_that_ends_early_leaves_nothing_running(demo: Setup) -> None:

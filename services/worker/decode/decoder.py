@@ -267,9 +267,8 @@ class Decoder:
             self.counters.graph_misses += opened.tickets.missed
             opened.tickets.missed = 0
             opened.tickets.answered = control.ticket_head
-            waited = (
-                self._buffers.own[2] + self._buffers.waited.view(torch.int32)[0]
-            )  # the last layer's are not in the sum
+            # The last layer's wait is not in the sum yet.
+            waited = self._buffers.own[2] + self._buffers.waited.view(torch.int32)[0]
             self.counters.graph_wait_seconds += int(waited) * 1e-6
             self.counters.graph_request_syncs += 2  # the one above, and this number's way here
 
