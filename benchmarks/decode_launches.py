@@ -54,10 +54,7 @@ def _attention(c: ModelConfig, extent: Extent, ratio: int, position: int) -> lis
     seen = min(position + 1, c.sliding_window) + (min(entries, c.index_topk) if ratio == 4 else entries)
     low_rank, compressed = c.q_lora_rank + c.head_dim, _compressed_rows(c, ratio)
     index = c.index_n_heads * c.index_head_dim if chooses else 0
-    choice = [
-        Launch("index scores", "index_scores_kernel", 2 * entries * c.index_head_dim),
-        Launch("index choice", "index_topk_kernel", 0),
-    ]
+    choice = Launch("index choice", "index_choice_kernel", 2 * entries * c.index_head_dim)
     return [
         Launch("attention's input", "sublayer_read_kernel", 4 * d),
         Launch(_inputs_name(ratio), "fused_linear_kernel", _fp8(low_rank, d) + 2 * compressed * d),
@@ -67,7 +64,7 @@ def _attention(c: ModelConfig, extent: Extent, ratio: int, position: int) -> lis
             "fused_linear_kernel",
             _fp8(heads_width + index, c.q_lora_rank),
         ),
-        *(choice if chooses else []),
+        *([choice] if chooses else []),
         Launch("attention", "attend_chunks_kernel", 2 * seen * c.head_dim),
         Launch("attention's sum", "attend_combine_kernel", 4 * c.num_attention_heads),
         Launch("wo_a", "grouped_linear_kernel", _fp8(c.o_groups * c.o_lora_rank, heads_width // c.o_groups)),

@@ -66,13 +66,12 @@ def test_the_launches_are_those_of_the_step(monkeypatch: pytest.MonkeyPatch, ext
             assert launch.nbytes == matrices, launch
 
 
-@pytest.mark.parametrize(("extent", "indexed"), [(SHORT, 15), (LONG, 17)])
+@pytest.mark.parametrize(("extent", "indexed"), [(SHORT, 15), (LONG, 16)])
 def test_launches_of_a_layer(extent: Extent, indexed: int) -> None:
-    """15; beyond the indexer's topk two more where it chooses. At most 16 in the mean."""
+    """15; one more where entries are chosen, which is beyond the indexer's topk."""
     layers = [launch for launch in step_launches(CONFIG, extent, 500) if launch.part == "layer"]
     choosing = CONFIG.compress_ratios[: CONFIG.num_hidden_layers].count(4)
     assert len(layers) == 15 * (CONFIG.num_hidden_layers - choosing) + indexed * choosing
-    assert len(layers) <= 16 * CONFIG.num_hidden_layers
 
 
 def _launched(monkeypatch: pytest.MonkeyPatch, extent: Extent, guesses: bool) -> list[tuple[str, int]]:

@@ -118,72 +118,103 @@ def check_inputs(got: twin.AttentionInputs, expected: twin.AttentionInputs) -> N
         torch.testing.assert_close(rows, expected_rows, rtol=0, atol=0, equal_nan=True)
 
 
-@pytest.mark.parametrize(
-    ("heads", "d", "topk", "counts"),
-    [
-        (64, 128, 512, (513,)),
-        (64, 128, 512, (2000, 512)),
-        (16, 64, 16, (16,)),
-        (16, 64, 16, (17,)),
-        (16, 64, 16, (200, 65)),
-        (16, 64, 16, (16, 64)),
-    ],
-)
-def test_index_scores(heads: int, d: int, topk: int, counts: tuple[int, ...]) -> None:
-    """Scores of all entries that a sequence has, none of others, and none at all where nothing is to be chosen."""
-    from kernels.decode.indexer import ENTRIES, index_scores
+class Choosing(NamedTuple):
+    """Inputs of `index_choice` for sequences with so many entries; NaN where it has no business."""
 
-    s, entries, own, n = len(counts), max(counts) + 3, 256, 64 + heads
-    positions = [4 * count + 2 for count in counts]
-    frequencies = rope_frequencies(ROPE, 160000.0)
-    rotations = rope_table(frequencies, max(positions) + 1)
-    sizes = {"heads": heads, "d": d, "rope": ROPE, "topk": topk, "s": s, "blocks": -(-entries // ENTRIES)}
-    kernel = index_scores(**sizes, q_stride=own + heads * d, w_stride=n)
-    at, turns = torch.tensor(positions, dtype=torch.int32, device=CUDA), frequencies.to(CUDA)
-    errors = []
-    for _ in range(8):
+    heads: int
+    topk: int
+    counts: tuple[int, ...]
+    q: torch.Tensor
+    w: torch.Tensor
+    keys: torch.Tensor
+
+    @classmethod
+    def random(cls, heads: int, d: int, topk: int, counts: tuple[int, ...]) -> Choosing:
+        s, entries, own = len(counts), max(counts) + 3, 256
         keys = hadamard_fp4(torch.randn(s, entries, d).bfloat16())
         for i, count in enumerate(counts):
             keys[i, count:] = torch.nan
-        q, w = nan(s, own + heads * d), nan(s, n)  # what lies before them is others' business
+        q, w = nan(s, own + heads * d), nan(s, 64 + heads)  # what lies before them is others'
         q[:, own:] = torch.randn(s, heads * d).bfloat16().float()
-        w[:, -heads:] = torch.randn(s, heads)
-        scores = poisoned(s, entries)
-        kernel(q.to(CUDA)[:, own:], w.to(CUDA)[:, n - heads :], at, keys.to(CUDA), turns, scores)
+        w[:, 64:] = torch.randn(s, heads)
+        return cls(heads, topk, counts, q, w, keys)
+
+    @property
+    def positions(self) -> list[int]:
+        return [4 * count + 2 for count in self.counts]
+
+    def run(self, done: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Scores, NaN where none were written, and choices, -7 where none were made."""
+        from kernels.decode.indexer import ENTRIES, index_choice
+
+        (s, entries, d), own = self.keys.shape, 256
+        kernel = index_choice(
+            heads=self.heads,
+            d=d,
+            rope=ROPE,
+            topk=self.topk,
+            s=s,
+            blocks=-(-entries // ENTRIES),
+            q_stride=self.q.shape[1],
+            w_stride=self.w.shape[1],
+        )
+        at = torch.tensor(self.positions, dtype=torch.int32, device=CUDA)
+        scores, chosen = poisoned(s, entries), torch.full((s, self.topk), -7, device=CUDA, dtype=torch.int32)
+        inputs = self.q.to(CUDA)[:, own:], self.w.to(CUDA)[:, 64:], at, self.keys.to(CUDA)
+        kernel(*inputs, rope_frequencies(ROPE, 160000.0).to(CUDA), scores, done, chosen)
+        return scores.cpu(), chosen.cpu().long()
+
+    def expected_scores(self, i: int, rotations: torch.Tensor) -> torch.Tensor:
+        d, count = self.keys.shape[2], self.counts[i]
+        query = self.q[i, 256:].view(self.heads, d)
+        return twin.index_scores(query, self.w[i, 64:], self.keys[i, :count], rotations[self.positions[i]])
+
+
+CHOICES = [
+    *((64, 128, 512, counts) for counts in ((512,), (513,), (2000, 512), (640, 700, 40, 5000))),
+    *((16, 64, 16, counts) for counts in ((16,), (17,), (200, 65), (16, 64), (40, 41), (250, 5000))),
+]
+"""Heads, their size, how many are chosen, and entries of each sequence: of one block and of many, full and not."""
+
+
+@pytest.mark.parametrize(("heads", "d", "topk", "counts"), CHOICES)
+def test_index_scores(heads: int, d: int, topk: int, counts: tuple[int, ...]) -> None:
+    """Of all entries that a sequence has, none of others, and none at all where nothing is to be chosen."""
+    done = torch.zeros(len(counts), dtype=torch.uint32, device=CUDA)
+    rotations = rope_table(rope_frequencies(ROPE, 160000.0), 4 * max(counts) + 3)
+    errors = []
+    for _ in range(8):
+        inputs = Choosing.random(heads, d, topk, counts)
+        scores, _ = inputs.run(done)
         for i, count in enumerate(counts):
             seen = count if count > topk else 0
             assert scores[i, seen:].isnan().all()
             if seen:
-                query, rotation = q[i, own:].view(heads, d), rotations[positions[i]]
-                expected = twin.index_scores(query, w[i, -heads:], keys[i, :count], rotation)
-                errors.append(float((scores[i, :count].cpu() - expected).norm() / expected.norm()))
+                expected = inputs.expected_scores(i, rotations)
+                errors.append(float((scores[i, :seen] - expected).norm() / expected.norm()))
     assert all(error < 0.05 for error in errors), "more than single values of the query, one FP4 step off"
     assert sum(error > 1e-4 for error in errors) <= len(errors) // 4, "most queries have no such value"
 
 
-@pytest.mark.parametrize(
-    ("topk", "counts"),
-    [
-        *((512, (count,)) for count in (17, 512, 513, 700, 5000, 40000)),
-        *((16, counts) for counts in ((16,), (17,), (250,), (130, 16), (16, 64), (40, 41))),
-    ],
-)
+@pytest.mark.parametrize(("heads", "d", "topk", "counts"), [*CHOICES, (64, 128, 512, (40000,))])
 @pytest.mark.parametrize("kind", ["random", "ties", "equal", "negative"])
-def test_index_topk(topk: int, counts: tuple[int, ...], kind: str) -> None:
-    from kernels.decode.indexer import index_topk
-
-    s = len(counts)
-    scores = torch.randn(s, max(counts) + 3)
-    scores = {"random": scores, "ties": (scores * 3).round(), "equal": scores * 0, "negative": -scores.abs()}[kind]
-    for row, count in zip(scores, counts, strict=True):
-        row[count:] = torch.inf  # of entries that the sequence does not have yet
-    chosen = torch.full((s, topk), -7, device=CUDA, dtype=torch.int32)
-    positions = torch.tensor([4 * count - 1 for count in counts], device=CUDA, dtype=torch.int32)
-    index_topk(topk=topk, s=s)(scores.to(CUDA), positions, chosen)
-    for i, count in enumerate(counts):
-        if count <= topk:
-            assert (chosen[i] == -7).all()
-            continue
-        visible = torch.ones(1, count, dtype=torch.bool)
-        expected = topk_twin(scores[i : i + 1, :count], visible, topk)[0].nonzero().squeeze(-1)
-        assert torch.equal(chosen[i].long().cpu(), expected)
+def test_index_choice(heads: int, d: int, topk: int, counts: tuple[int, ...], kind: str) -> None:
+    """The best by the kernel's own scores, ascending, of equal ones the first; again, with nothing left behind."""
+    inputs = Choosing.random(heads, d, topk, counts)
+    if kind in ("ties", "equal"):
+        few = 9 if kind == "ties" else 1
+        for own, count in zip(inputs.keys, counts, strict=True):
+            own[:count] = own[torch.randint(min(few, count), (count,))]
+    if kind == "negative":
+        inputs.w[:, 64:] = -inputs.w[:, 64:].abs()
+    done = torch.zeros(len(counts), dtype=torch.uint32, device=CUDA)
+    for _ in range(3):
+        scores, chosen = inputs.run(done)
+        for i, count in enumerate(counts):
+            if count <= topk:
+                assert (chosen[i] == -7).all()
+                continue
+            visible = torch.ones(1, count, dtype=torch.bool)
+            expected = topk_twin(scores[i : i + 1, :count], visible, topk)[0].nonzero().squeeze(-1)
+            assert torch.equal(chosen[i], expected)
+        assert not done.view(torch.int32).any()

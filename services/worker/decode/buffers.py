@@ -45,7 +45,7 @@ class Buffers:
         q = c.q_lora_rank
         self.q_codes, self.q_scales = whole(s, q, dtype=torch.uint8), floats(s, q // 128)
         self.index_scores = floats(s * max(1, most.num_entries(4)))
-        self.chosen = whole(s, c.index_topk)
+        self.index_done, self.chosen = whole(s, dtype=torch.uint32), whole(s, c.index_topk)
         self.sums = floats(s * chunks * heads * head_dim)
         self.tops, self.denominators = floats(s * chunks * heads), floats(s * chunks * heads)
         self.o, self.z = halves(s, heads * head_dim), halves(s, c.o_groups * c.o_lora_rank)

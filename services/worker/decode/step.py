@@ -12,7 +12,7 @@ import torch
 
 from kernels.decode.attention import attend_chunks, attend_combine, attention_inputs
 from kernels.decode.experts import experts_down, experts_up, experts_write, route
-from kernels.decode.indexer import ENTRIES, index_scores, index_topk
+from kernels.decode.indexer import ENTRIES, index_choice
 from kernels.decode.linear import fused_linear, grouped_linear, quantised_linear
 from kernels.decode.sampling import sample, sample_threshold
 from kernels.decode.streams import attention_write, head_read, streams_start, sublayer_read
@@ -110,7 +110,7 @@ class DecodeStep:
             self._fused(w.inputs8, inputs16, (b.codes, b.scales, b.x), projected),
             self._inputs(w, state, ratio, projected),
             self._fused(wq_b, None, (b.q_codes, b.q_scales, b.o[:, : c.q_lora_rank].contiguous()), q),
-            *(self._choice(q, projected, state) if chooses else ()),
+            *([self._choice(q, projected, state)] if chooses else ()),
             *self._attention(w, state, ratio, q),
             *self._output(w),
         ]
@@ -160,11 +160,11 @@ class DecodeStep:
             lambda: write(b.y, b.streams, b.post, b.comb, w.hc_ffn.fn, b.parts),
         ]
 
-    def _choice(self, q: torch.Tensor, projected: torch.Tensor, state: LayerTensors) -> list[Launch]:
+    def _choice(self, q: torch.Tensor, projected: torch.Tensor, state: LayerTensors) -> Launch:
         c, b, frequencies = self._config, self._buffers, self._frequencies[4]
         own = c.num_attention_heads * c.head_dim
         blocks = -(-self._extent.num_entries(4) // ENTRIES)
-        score = index_scores(
+        kernel = index_choice(
             heads=c.index_n_heads,
             d=c.index_head_dim,
             rope=c.qk_rope_head_dim,
@@ -174,14 +174,11 @@ class DecodeStep:
             blocks=blocks,
             s=b.s,
         )
-        best = index_topk(topk=c.index_topk, s=b.s)
         weights = projected[:, projected.shape[1] - c.index_n_heads :]
         entries = state.index_keys.shape[1]
         scores = b.index_scores[: b.s * entries].view(b.s, entries)
-        return [
-            lambda: score(q[:, own:], weights, b.positions, state.index_keys, frequencies, scores),
-            lambda: best(scores, b.positions, b.chosen),
-        ]
+        inputs = (q[:, own:], weights, b.positions, state.index_keys, frequencies)
+        return lambda: kernel(*inputs, scores, b.index_done, b.chosen)
 
     def _expert_half(
         self, w: LayerWeights, number: int, model: Model, following: LayerWeights | None, guesses: bool
