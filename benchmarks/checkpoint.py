@@ -26,6 +26,7 @@ import numpy as np
 from benchmarks.report import save, show
 from services.expertd.landing import HostSlot, Staging
 from services.expertd.reader import RecordReader
+from services.expertd.reads import make_reads
 from shared.checkpoint.config import ModelConfig
 from shared.checkpoint.index import TensorIndex
 from shared.checkpoint.pack import pack
@@ -181,8 +182,10 @@ def read_records(plans: list[ReadPlan]) -> float:
     def work(share: list[ReadPlan]) -> None:
         # Shared memory in small pages, as the pool's is.
         slot = HostSlot(np.frombuffer(mmap.mmap(-1, nbytes), np.uint8), Staging())
+        (reads,) = make_reads(1)
         for plan in share:
-            reader.read(plan, slot)
+            reader.read(plan, slot, reads)
+        reads.close()
 
     took = seconds(lambda: in_threads(work, plans))
     reader.close()

@@ -1,9 +1,9 @@
 """Reads records from the checkpoint's files, past the page cache where the file system allows it.
 
 O_DIRECT wants file offsets, lengths and memory aligned to the drive's blocks (open(2)), and tensors lie where they
-lie: so a read takes the aligned stretch around them to staging memory, and the pieces are put into the slot from there;
-an aligned record in one piece goes straight into a slot that takes it. Never reads past the header's word, nor from a
-changed file.
+lie: so a read takes the aligned stretch around them to staging memory, and the pieces are put into the slot from there,
+as they arrive; an aligned record in one piece goes straight into a slot that takes it. Never reads past the header's
+word, nor from a changed file.
 """
 
 from __future__ import annotations
@@ -12,17 +12,18 @@ import errno
 import logging
 import os
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Generator, Iterable, Mapping
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
 from services.expertd.landing import Bytes, SlotWriter
+from services.expertd.reads import BLOCK, Reads
 from shared.checkpoint.records import Extent, ReadPlan
 from shared.errors import CheckpointError
 
 log = logging.getLogger(__name__)
 
-BLOCK = 4096
 # What file systems without O_DIRECT say, at open or at the first read.
 NOT_DIRECT = (errno.EINVAL, errno.ENOTSUP)
 
@@ -36,7 +37,7 @@ class _OpenFile:
 
 
 class RecordReader:
-    """Open files of a checkpoint, shared by reader threads; each thread brings its own `SlotWriter`.
+    """Open files of a checkpoint, shared by reader threads; each thread brings its own `SlotWriter` and `Reads`.
 
     `checksums` are the crc32 of records by name, compared on every read; records without one are taken as they are.
     """
@@ -66,7 +67,7 @@ class RecordReader:
             except OSError as error:
                 raise CheckpointError(f"{path}: cannot open ({error.strerror})") from error
 
-    def read(self, plan: ReadPlan, slot: SlotWriter) -> int:
+    def read(self, plan: ReadPlan, slot: SlotWriter, reads: Reads) -> int:
         """Read a record into a slot; the number of bytes asked of the drive.
 
         Raises:
@@ -75,7 +76,7 @@ class RecordReader:
         """
         try:
             is_alone = len(plan.extents) == 1
-            nbytes = sum(self._read_extent(extent, slot, is_alone) for extent in plan.extents)
+            nbytes = sum(self._read_extent(extent, slot, reads, is_alone) for extent in plan.extents)
         except OSError as error:
             file = error.filename or plan.extents[0].file  # preadv does not say
             raise CheckpointError(f"{file}: cannot read {plan.name} ({error.strerror})") from error
@@ -98,17 +99,17 @@ class RecordReader:
                 f"{plan.extents[0].file}: {plan.name} is damaged (crc32 differs from the manifest's); pack it again"
             )
 
-    def _read_extent(self, extent: Extent, slot: SlotWriter, is_alone: bool) -> int:
+    def _read_extent(self, extent: Extent, slot: SlotWriter, reads: Reads, is_alone: bool) -> int:
         file = self._open(extent.file)
         _check_unchanged(extent.file, file)
         try:
-            return self._fill(file, extent, slot, is_alone)
+            return self._fill(file, extent, slot, reads, is_alone)
         except OSError as error:
             if not (file.is_direct and error.errno in NOT_DIRECT):
                 raise
-        return self._fill(self._reopen(extent.file), extent, slot, is_alone)
+        return self._fill(self._reopen(extent.file), extent, slot, reads, is_alone)
 
-    def _fill(self, file: _OpenFile, extent: Extent, slot: SlotWriter, is_alone: bool) -> int:
+    def _fill(self, file: _OpenFile, extent: Extent, slot: SlotWriter, reads: Reads, is_alone: bool) -> int:
         """One extent into its places in the slot; the number of bytes asked of the drive.
 
         Blocks go straight into the slot if nothing else of the record is there that they could cover.
@@ -119,30 +120,33 @@ class RecordReader:
         is_aligned = begin == extent.offset and target % BLOCK == 0
         is_whole = not others and is_aligned and (is_alone or nbytes == end - begin)
         memory = slot.memory(target, end - begin) if is_whole else None
-        if memory is not None:
-            self._read_fully(file, extent, begin, memory)
-        else:
-            staging = slot.staging(end - begin)
-            self._read_fully(file, extent, begin, staging)
-            skipped = extent.offset - begin
-            for source, target, nbytes in extent.pieces:
-                slot.put(target, staging[skipped + source : skipped + source + nbytes])
+        out = slot.staging(end - begin) if memory is None else memory
+        with closing(self._arrivals(file, extent, begin, out, reads)) as arrivals:
+            for first, last in arrivals:
+                if memory is None:
+                    _put(slot, extent, out, extent.offset - begin, first, last)
         if not file.is_direct:
             os.posix_fadvise(file.descriptor, begin, end - begin, os.POSIX_FADV_DONTNEED)
         return end - begin
 
-    def _read_fully(self, file: _OpenFile, extent: Extent, offset: int, out: Bytes) -> None:
-        """Fill `out` from `offset`. The last block of a file may be short, but not of what the extent covers."""
+    def _arrivals(
+        self, file: _OpenFile, extent: Extent, offset: int, out: Bytes, reads: Reads
+    ) -> Generator[tuple[int, int], None, None]:
+        """Fill `out` from `offset`: (begin, end) of what is there, in any order.
+
+        The last block of a file may be short, but not of what the extent covers.
+        """
         needed = extent.offset + extent.nbytes - offset
-        done = 0
-        while done < needed:
-            with self._drive:
-                count = os.preadv(file.descriptor, [out[done:].data], offset + done)
-            if count == 0:
-                raise CheckpointError(
-                    f"{extent.file}: ends before byte {offset + needed}: truncated; download it again"
-                )
-            done += count
+        with self._drive, closing(reads.read(file.descriptor, offset, out)) as pieces:
+            for begin, end, wanted in pieces:
+                while end < min(wanted, needed):
+                    count = os.preadv(file.descriptor, [out[end:wanted].data], offset + end)
+                    if count == 0:
+                        raise CheckpointError(
+                            f"{extent.file}: ends before byte {offset + needed}: truncated; download it again"
+                        )
+                    end += count
+                yield begin, min(end, needed)
 
     def _open(self, path: Path) -> _OpenFile:
         with self._lock:
@@ -181,6 +185,15 @@ class RecordReader:
         if self._direct:
             log.warning("no O_DIRECT here, reading through the page cache file=%s", path)
         self._direct = False
+
+
+def _put(slot: SlotWriter, extent: Extent, out: Bytes, skipped: int, begin: int, end: int) -> None:
+    """What lies between `begin` and `end` of `out`, which has the extent behind `skipped` bytes, into its places."""
+    for source, target, nbytes in extent.pieces:
+        at = skipped + source
+        first, last = max(begin, at), min(end, at + nbytes)
+        if first < last:
+            slot.put(target + first - at, out[first:last])
 
 
 def _check_unchanged(path: Path, file: _OpenFile) -> None:

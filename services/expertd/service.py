@@ -18,6 +18,7 @@ from services.expertd.picture import Picture
 from services.expertd.policy import POLICIES, Key
 from services.expertd.pool import Pool
 from services.expertd.reader import RecordReader
+from services.expertd.reads import Reads, make_reads
 from services.expertd.scheduler import Load, Scheduler, Urgency
 from services.expertd.slots import Slots, WorkerView
 from shared.checkpoint.manifest import record_checksums
@@ -75,9 +76,10 @@ class ExpertService:
         self._picture = Picture(pool.layers, pool.experts)
         num_threads = config.reader.threads + COPYING
         self._landings = [make_landing(pool.slab, pool.slot_bytes) for _ in range(num_threads)]
+        self._reads = make_reads(num_threads)
         self._threads = [
-            threading.Thread(target=self._read_loop, args=(landing,), name=f"reader {i}")
-            for i, landing in enumerate(self._landings)
+            threading.Thread(target=self._read_loop, args=own, name=f"reader {i}")
+            for i, own in enumerate(zip(self._landings, self._reads, strict=True))
         ]
 
     # --- requests, in the socket's thread ------------------------------------------------------------------------
@@ -184,9 +186,9 @@ class ExpertService:
         for thread in self._threads:
             thread.start()
 
-    def _read_loop(self, landing: Landing) -> None:
+    def _read_loop(self, landing: Landing, reads: Reads) -> None:
         while (load := self._take()) is not None:
-            self._read(load, landing)
+            self._read(load, landing, reads)
 
     def _take(self) -> Load[Request] | None:
         """The next load, waited for; None when the service stops."""
@@ -201,14 +203,14 @@ class ExpertService:
                 self._work.wait(SLOT_POLL_S if has_next else None)
             return None
 
-    def _read(self, load: Load[Request], landing: Landing) -> None:
+    def _read(self, load: Load[Request], landing: Landing, reads: Reads) -> None:
         started = time.perf_counter()
         error: Exception | None = None
         nbytes = 0
         try:
             plan = self._records.plan(load.key.layer, load.key.expert)
             with landing.into(load.slot) as slot:
-                nbytes = self._reader.read(plan, slot)
+                nbytes = self._reader.read(plan, slot, reads)
         except (CheckpointError, DeviceError) as failure:
             log.error("read failed layer=%d expert=%d: %s", load.key.layer, load.key.expert, failure)
             error = failure
@@ -271,6 +273,8 @@ class ExpertService:
         self._reader.close()
         for landing in self._landings:
             landing.close()
+        for reads in self._reads:
+            reads.close()
 
     def _save_heat(self) -> None:
         if self._heat_path is not None:

@@ -17,6 +17,7 @@ from helpers.services import Stack, write_config
 
 from services.expertd.landing import SlotWriter
 from services.expertd.reader import RecordReader
+from services.expertd.reads import Reads
 from services.expertd.scheduler import BACKGROUND
 from services.worker.decode.hints import Hints
 from services.worker.experts import ExpertCounters, SharedExperts
@@ -40,9 +41,9 @@ def through(monkeypatch: pytest.MonkeyPatch, drive: Callable[[str], None]) -> No
     """Have records pass, by their names, through `drive` before they are read."""
     read = RecordReader.read
 
-    def slowly(self: RecordReader, plan: ReadPlan, slot: SlotWriter) -> int:
+    def slowly(self: RecordReader, plan: ReadPlan, slot: SlotWriter, reads: Reads) -> int:
         drive(plan.name)
-        return read(self, plan, slot)
+        return read(self, plan, slot, reads)
 
     monkeypatch.setattr(RecordReader, "read", slowly)
 

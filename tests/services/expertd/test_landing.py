@@ -16,8 +16,8 @@ import sys
 import tempfile
 import time
 import zlib
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Generator, Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -27,11 +27,11 @@ from helpers.services import ROOT, Stack, write_config
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.expertd import reader as reader_module
 from services.expertd import service as service_module
-from services.expertd.landing import HostSlot, Staging
+from services.expertd.landing import Bytes, HostSlot, Staging
 from services.expertd.landing_cuda import MARGIN, CudaSlot
-from services.expertd.reader import BLOCK, RecordReader
+from services.expertd.reader import RecordReader
+from services.expertd.reads import BLOCK, Arrival, AsyncReads
 from services.expertd.scheduler import Scheduler
 from services.expertd.slots import Slots
 from shared.checkpoint.records import LARGEST_HOLE, PARTS, Extent, Piece, ReadPlan
@@ -191,13 +191,12 @@ def test_a_gpus_slot_gets_the_same_bytes_as_the_hosts(sizes: list[int], holes: l
         file.write(np.random.default_rng(total).bytes(place))
         file.flush()
         plan = ReadPlan("record", tuple(extent._replace(file=Path(file.name)) for extent in extents))
-        reader = RecordReader(True, 1)
         host, gpu = np.zeros(slot_bytes, np.uint8), np.zeros(slot_bytes, np.uint8)
         stream, pinned = LateStream(), np.frombuffer(mmap.mmap(-1, slot_bytes + MARGIN), np.uint8)
         writers = HostSlot(host, Staging()), CudaSlot(gpu.ctypes.data, pinned, stream)
-        for writer in writers:
-            reader.read(plan, writer)
-        reader.close()
+        with closing(RecordReader(True, 1)) as reader, closing(AsyncReads()) as reads:
+            for writer in writers:
+                reader.read(plan, writer, reads)
     stream.wait()
     assert np.array_equal(gpu[:total], host[:total])
     assert [writer.crc32(total) for writer in writers] == [zlib.crc32(host[:total].data)] * 2
@@ -208,19 +207,18 @@ def test_a_read_that_is_refused_and_tried_again_takes_no_second_place(
 ) -> None:
     path, nbytes = tmp_path / "records", 1 << 20
     path.write_bytes(bytes(range(256)) * (nbytes // 256))
-    real_read = os.preadv
+    real_read = AsyncReads.read
 
-    def refusing(descriptor: int, *rest: object) -> int:
+    def refusing(reads: AsyncReads, descriptor: int, offset: int, out: Bytes) -> Generator[Arrival, None, None]:
         if fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_DIRECT:
             raise OSError(errno.EINVAL, "no O_DIRECT here")
-        return real_read(descriptor, *rest)
+        return real_read(reads, descriptor, offset, out)
 
-    monkeypatch.setattr(reader_module.os, "preadv", refusing)
+    monkeypatch.setattr(AsyncReads, "read", refusing)
     gpu, stream = np.zeros(nbytes, np.uint8), LateStream()
     slot = CudaSlot(gpu.ctypes.data, np.frombuffer(mmap.mmap(-1, nbytes + MARGIN), np.uint8), stream)
-    reader = RecordReader(True, 1)
-    reader.read(ReadPlan("record", (Extent(path, 0, nbytes, (Piece(0, 0, nbytes),)),)), slot)
-    reader.close()
+    with closing(RecordReader(True, 1)) as reader, closing(AsyncReads()) as reads:
+        reader.read(ReadPlan("record", (Extent(path, 0, nbytes, (Piece(0, 0, nbytes),)),)), slot, reads)
     stream.wait()
     assert gpu.tobytes() == path.read_bytes()
 

@@ -16,12 +16,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from services.expertd import reader as reader_module
+from services.expertd import reads as reads_module
 from services.expertd.landing import HostSlot, Staging
-from services.expertd.reader import BLOCK, RecordReader
+from services.expertd.reader import RecordReader
+from services.expertd.reads import BLOCK, Arrival, AsyncReads
 from shared.checkpoint.records import Extent, Piece, ReadPlan
 from shared.errors import CheckpointError
 
 DATA = np.random.default_rng(1).integers(0, 256, 5 * BLOCK + 123, dtype=np.uint8)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def small_pieces():
+    """What is read here comes in several."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(reads_module, "PIECE", BLOCK)
+        yield
 
 
 @pytest.fixture
@@ -44,8 +54,8 @@ def plan(path, *extents) -> ReadPlan:
 
 def read(path, *extents, direct=True, slot_bytes=4 * BLOCK) -> np.ndarray:
     slot = slot_of(slot_bytes)
-    with closing(RecordReader(direct, 4)) as reader:
-        reader.read(plan(path, *extents), HostSlot(slot, Staging()))
+    with closing(RecordReader(direct, 4)) as reader, closing(AsyncReads()) as reads:
+        reader.read(plan(path, *extents), HostSlot(slot, Staging()), reads)
     return slot
 
 
@@ -111,13 +121,12 @@ def change(path, how: str) -> None:
 
 @pytest.mark.parametrize("how", ["truncated", "grown", "replaced", "gone"])
 def test_a_file_that_changes_in_use_is_an_error_with_its_name(file, how):
-    reader, slot = RecordReader(True, 4), slot_of(BLOCK)
-    some = plan(file, (0, 100, [(0, 0, 100)]))
-    reader.read(some, HostSlot(slot, Staging()))
-    change(file, how)
-    with pytest.raises(CheckpointError, match=r"shard\.safetensors"):
-        reader.read(some, HostSlot(slot, Staging()))
-    reader.close()
+    some, slot = plan(file, (0, 100, [(0, 0, 100)])), HostSlot(slot_of(BLOCK), Staging())
+    with closing(RecordReader(True, 4)) as reader, closing(AsyncReads()) as reads:
+        reader.read(some, slot, reads)
+        change(file, how)
+        with pytest.raises(CheckpointError, match=r"shard\.safetensors"):
+            reader.read(some, slot, reads)
 
 
 def test_a_record_beyond_the_end_is_an_error(file):
@@ -137,27 +146,26 @@ def refuse_at_open(monkeypatch, number: int) -> None:
 
 
 def refuse_at_read(monkeypatch, number: int) -> None:
-    real_read = os.preadv
+    real_read = AsyncReads.read
 
-    def refusing(descriptor, *rest):
+    def refusing(reads, descriptor, *rest):
         if fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_DIRECT:
             raise OSError(number, os.strerror(number))
-        return real_read(descriptor, *rest)
+        return real_read(reads, descriptor, *rest)
 
-    monkeypatch.setattr(reader_module.os, "preadv", refusing)
+    monkeypatch.setattr(AsyncReads, "read", refusing)
 
 
 @pytest.mark.parametrize("number", [errno.EINVAL, errno.ENOTSUP])
 @pytest.mark.parametrize("refuse", [refuse_at_open, refuse_at_read])
 def test_a_file_system_without_o_direct_is_said_once(file, monkeypatch, caplog, refuse, number):
     refuse(monkeypatch, number)
-    reader, slot = RecordReader(True, 4), slot_of(BLOCK)
-    second = file.with_name("other.safetensors")
+    slot, second = slot_of(BLOCK), file.with_name("other.safetensors")
     second.write_bytes(DATA.tobytes())
-    for path in (file, second):
-        reader.read(plan(path, (5, 100, [(0, 0, 100)])), HostSlot(slot, Staging()))
-        assert np.array_equal(slot[:100], DATA[5:105])
-    reader.close()
+    with closing(RecordReader(True, 4)) as reader, closing(AsyncReads()) as reads:
+        for path in (file, second):
+            reader.read(plan(path, (5, 100, [(0, 0, 100)])), HostSlot(slot, Staging()), reads)
+            assert np.array_equal(slot[:100], DATA[5:105])
     assert not reader.is_direct
     assert [r.message for r in caplog.records if "O_DIRECT" in r.message] == [
         f"no O_DIRECT here, reading through the page cache file={file}"
@@ -171,8 +179,17 @@ def test_a_drive_that_cannot_read_is_named(file, monkeypatch):
 
 
 def test_reads_that_come_in_parts(file, monkeypatch):
-    real_read = os.preadv
-    monkeypatch.setattr(reader_module.os, "preadv", lambda fd, buffers, at: real_read(fd, [buffers[0][:BLOCK]], at))
+    """The kernel may give less than was asked for, now and then."""
+    real_read, real_rest = AsyncReads.read, os.preadv
+    monkeypatch.setattr(reads_module, "PIECE", 2 * BLOCK)
+
+    def short(reads, descriptor, offset, out):
+        for begin, end, wanted in real_read(reads, descriptor, offset, out):
+            out[begin + 100 : end] = 0
+            yield Arrival(begin, begin + 100, wanted)
+
+    monkeypatch.setattr(AsyncReads, "read", short)
+    monkeypatch.setattr(reader_module.os, "preadv", lambda fd, buffers, at: real_rest(fd, [buffers[0][:BLOCK]], at))
     slot = read(file, (1, 3 * BLOCK, [(0, 0, 3 * BLOCK)]))
     assert np.array_equal(slot[: 3 * BLOCK], DATA[1 : 3 * BLOCK + 1])
 
@@ -187,7 +204,8 @@ def test_many_threads_share_one_descriptor(file):
 
     def run(offset: int) -> bytes:
         slot = slot_of(BLOCK)
-        reader.read(plan(file, (offset, 999, [(0, 0, 999)])), HostSlot(slot, Staging()))
+        with closing(AsyncReads()) as reads:
+            reader.read(plan(file, (offset, 999, [(0, 0, 999)])), HostSlot(slot, Staging()), reads)
         return slot[:999].tobytes()
 
     with ThreadPoolExecutor(8) as threads:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mmap
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ from helpers.checkpoints import tiny_checkpoint
 
 from services.expertd.landing import HostSlot, Staging
 from services.expertd.reader import RecordReader
+from services.expertd.reads import AsyncReads
 from shared.checkpoint.config import ModelConfig
 from shared.checkpoint.index import TensorIndex
 from shared.checkpoint.manifest import record_checksums
@@ -28,11 +30,8 @@ def packed(tmp_path: Path) -> Path:
 def read(directory: Path, checksums: dict[str, int] | None, expert: int = 3) -> np.ndarray:
     records = ExpertRecords(TensorIndex.open(directory), ModelConfig.from_dir(directory))
     slot = np.frombuffer(mmap.mmap(-1, records.layout.slot_bytes), np.uint8)
-    reader = RecordReader(True, 4, checksums)
-    try:
-        reader.read(records.plan(2, expert), HostSlot(slot, Staging()))
-    finally:
-        reader.close()
+    with closing(RecordReader(True, 4, checksums)) as reader, closing(AsyncReads()) as reads:
+        reader.read(records.plan(2, expert), HostSlot(slot, Staging()), reads)
     return slot[: records.layout.record_bytes]
 
 

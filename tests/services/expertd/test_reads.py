@@ -1,0 +1,134 @@
+"""Reads that are on their way together: all of the bytes, each once, and nothing after the end."""
+
+from __future__ import annotations
+
+import errno
+import mmap
+import os
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from services.expertd import reads as reads_module
+from services.expertd.reads import BLOCK, MOST, AsyncReads, BlockingReads, Reads, make_reads
+
+DATA = np.random.default_rng(2).integers(0, 256, 40 * BLOCK + 77, dtype=np.uint8)
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "records"
+    path.write_bytes(DATA.tobytes())
+    return path
+
+
+@pytest.fixture(params=[AsyncReads, BlockingReads])
+def reads(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Reads]:
+    monkeypatch.setattr(reads_module, "PIECE", BLOCK)
+    with closing(request.param()) as own:
+        yield own
+
+
+@pytest.fixture(params=[0, os.O_DIRECT], ids=["cached", "direct"])
+def descriptor(request: pytest.FixtureRequest, file: Path) -> Iterator[int]:
+    own = os.open(file, os.O_RDONLY | request.param)
+    yield own
+    os.close(own)
+
+
+def memory(blocks: int) -> np.ndarray:
+    """Page-aligned, of ones."""
+    out = np.frombuffer(mmap.mmap(-1, blocks * BLOCK), np.uint8)
+    out[:] = 1
+    return out
+
+
+@pytest.mark.parametrize("blocks", [1, 2, MOST, MOST + 1, 35])
+def test_everything_arrives_once(reads: Reads, descriptor: int, blocks: int) -> None:
+    out = memory(blocks + 1)
+    for offset in (0, 3 * BLOCK):  # the second time too
+        arrived = sorted(reads.read(descriptor, offset, out[: blocks * BLOCK]))
+        assert [begin for begin, _, _ in arrived] == [0, *(end for _, end, _ in arrived[:-1])]
+        assert all(end == wanted for _, end, wanted in arrived)
+        assert arrived[-1].end == blocks * BLOCK
+        assert len(arrived) == min(blocks, -(-blocks // -(-blocks // MOST)))
+        assert np.array_equal(out[: blocks * BLOCK], DATA[offset : offset + blocks * BLOCK])
+        assert (out[blocks * BLOCK :] == 1).all()
+
+
+def test_a_file_that_ends_early_comes_short(reads: Reads, descriptor: int) -> None:
+    arrived = sorted(reads.read(descriptor, 38 * BLOCK, memory(4)))
+    assert arrived == [
+        (0, BLOCK, BLOCK),
+        (BLOCK, 2 * BLOCK, 2 * BLOCK),
+        (2 * BLOCK, 2 * BLOCK + 77, 3 * BLOCK),
+        (3 * BLOCK, 3 * BLOCK, 4 * BLOCK),
+    ]
+
+
+def test_an_error_leaves_nothing_for_the_next_read(reads: Reads, descriptor: int, tmp_path: Path) -> None:
+    folder = os.open(tmp_path, os.O_RDONLY)
+    for wrong in (folder, 1_000_000):
+        with pytest.raises(OSError, match=r"directory|Invalid argument|Bad file descriptor"):
+            list(reads.read(wrong, 0, memory(3)))
+    os.close(folder)
+    out = memory(3)
+    assert len(list(reads.read(descriptor, 0, out))) == 3
+    assert np.array_equal(out, DATA[: 3 * BLOCK])
+
+
+def test_an_error_of_one_read_waits_for_the_others(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """O_DIRECT refuses memory that is not aligned; here that of the fourth of eight reads."""
+    monkeypatch.setattr(reads_module, "PIECE", BLOCK)
+    own, out = os.open(file, os.O_RDONLY | os.O_DIRECT), memory(8)
+    with closing(AsyncReads()) as reads:
+        prepare = AsyncReads._prepare
+
+        def spoilt(reads: AsyncReads, *rest: object) -> None:
+            prepare(reads, *rest)  # type: ignore[arg-type]
+            reads._commands[3].memory += 1
+
+        monkeypatch.setattr(AsyncReads, "_prepare", spoilt)
+        with pytest.raises(OSError, match="Invalid argument") as caught:
+            list(reads.read(own, 0, out))
+        assert caught.value.errno == errno.EINVAL
+        out[:] = 2
+        time.sleep(0.1)
+        assert (out == 2).all()
+        monkeypatch.undo()
+        assert [each.end for each in reads.read(own, 0, out)] == [8 * BLOCK]
+    os.close(own)
+
+
+def test_nothing_arrives_after_it_was_closed(reads: Reads, descriptor: int) -> None:
+    out = memory(30)
+    with closing(reads.read(descriptor, 0, out)) as arrivals:
+        next(arrivals)
+    out[:] = 3
+    time.sleep(0.1)
+    assert (out == 3).all()
+
+
+def test_a_kernel_without_them_is_told_once(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setattr(reads_module.platform, "machine", lambda: "m68k")
+    assert [type(each) for each in make_reads(3)] == [BlockingReads] * 3
+    assert [r.message for r in caplog.records] == [
+        "no asynchronous reads here (not known on m68k): records are read piece by piece"
+    ]
+
+
+def test_closing_gives_the_kernels_memory_back() -> None:
+    def in_use() -> int:
+        return sum("[aio]" in line for line in Path("/proc/self/maps").read_text().splitlines())
+
+    before = in_use()
+    own = make_reads(5)
+    assert in_use() == before + 5
+    for each in own:
+        each.close()
+        each.close()
+    assert in_use() == before
