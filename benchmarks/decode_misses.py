@@ -5,20 +5,18 @@
 DIR holds the slice that `benchmarks.full_width` makes. The model: a step takes what it takes when everything is there,
 and for each miss one record's read, its copy to the GPU and 0.15 ms. All of it is measured on this machine in this run,
 reads again before every few steps, because a drive has its moods. Misses of one layer are asked for at once and may be
-read side by side, which the model does not know. Every other few steps, no CPU is allowed to sleep (benchmarks.awake):
-a miss goes through several threads, each of which must be woken.
+read side by side, which the model does not know.
 """
 
 from __future__ import annotations
 
 import argparse
-import os
 import random
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -28,7 +26,6 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.awake import Spinners
 from benchmarks.decode_slice import Slice, Step, decoding
 from benchmarks.report import save
 from services.cli.bench_figures import percentile
@@ -47,8 +44,6 @@ PIECE, READS = 25, 8
 """Steps of one answer, and how many records are read by themselves before it."""
 TOGETHER = (1, 2, 6)
 """Experts of one layer that are asked for at once, and records that are read side by side."""
-ARMS = {"sleeping": False, "awake": True}
-"""Whether idle CPUs are kept awake."""
 REPEATS, REPEATED = 4, 24
 """A short answer, and how often it is given: from the second time on nearly everything it needs is there."""
 
@@ -132,41 +127,29 @@ class Alone:
 
 
 def measure(checkpoint: Path, tokens: int = TOKENS) -> dict[str, Any]:
-    """Prints tables; returns what is in them. So many tokens with idle CPUs asleep, and as many with all awake."""
-    with decoding(checkpoint, CACHED) as own, closing(Spinners(os.sched_getaffinity(0))) as spinners:
+    """Prints tables; returns what is in them."""
+    with decoding(checkpoint, CACHED) as own:
         alone, copy_ms = Alone(own), _copy_ms(own)
+        alone_ms = alone.medians()
         own.steps(SEED, tokens)
-        alone_ms = {}
-        for arm, is_awake in ARMS.items():
-            with spinners.running(is_awake):
-                alone_ms[arm] = alone.medians()
         counts = own.counts()
-        pieces = _pieces(own, alone, spinners, tokens)
+        pieces = list(_pieces(own, alone, tokens))
         reads = {name: count - counts[name] for name, count in own.counts().items()}
         again = [step for _ in range(REPEATS) for step in own.steps(SEED, REPEATED)]
-    steps = (step for own_pieces in pieces.values() for piece in own_pieces for step in piece.steps)
-    hits = [step.ms for step in (*again, *steps) if not step.misses]
+    hits = [step.ms for step in (*again, *(step for piece in pieces for step in piece.steps)) if not step.misses]
     assert hits, "some steps of an answer given again find everything resident"
     hit_ms = statistics.median(hits)
-    figures = {"cached": CACHED, "copy_ms": copy_ms, "hit_ms": hit_ms, "reads": reads}
-    for arm, own_pieces in pieces.items():
-        judged = [each for piece in own_pieces for each in piece.judged(hit_ms, copy_ms + OVERHEAD_MS)]
-        read_ms = _spread([piece.read_ms for piece in own_pieces])
-        figures[arm] = {"alone_ms": alone_ms[arm], "read_ms": read_ms} | comparison(judged, hit_ms)
+    judged = [each for piece in pieces for each in piece.judged(hit_ms, copy_ms + OVERHEAD_MS)]
+    figures = {"cached": CACHED, "alone_ms": alone_ms, "copy_ms": copy_ms, "reads": reads}
+    figures |= {"read_ms": _spread([piece.read_ms for piece in pieces])} | comparison(judged, hit_ms)
     _show(figures)
     return figures
 
 
-def _pieces(own: Slice, alone: Alone, spinners: Spinners, tokens: int) -> dict[str, list[Piece]]:
-    """In turn, so that the drive's moods are the same for both arms."""
-    pieces: dict[str, list[Piece]] = {arm: [] for arm in ARMS}
+def _pieces(own: Slice, alone: Alone, tokens: int) -> Iterator[Piece]:
     for number in range(-(-tokens // PIECE)):
-        for offset, (arm, is_awake) in enumerate(ARMS.items()):
-            with spinners.running(is_awake):
-                read_ms = statistics.median(alone.read_ms() for _ in range(READS))
-                seed = SEED + 1 + len(ARMS) * number + offset
-                pieces[arm].append(Piece(read_ms, own.steps(seed, PIECE)))
-    return pieces
+        read_ms = statistics.median(alone.read_ms() for _ in range(READS))
+        yield Piece(read_ms, own.steps(SEED + 1 + number, PIECE))
 
 
 def _copy_ms(own: Slice) -> float:
@@ -193,6 +176,7 @@ def comparison(judged: Sequence[Judged], hit_ms: float) -> dict[str, Any]:
     return {
         "steps": len(steps),
         "misses_per_step": statistics.mean(step.misses for step in steps),
+        "hit_ms": hit_ms,
         "measured_ms": _spread(measured),
         "expected_ms": _spread(expected),
         "measured_over_expected": sum(measured) / sum(expected),
@@ -235,35 +219,27 @@ def _spread(values: Sequence[float]) -> dict[str, float]:
 
 
 def _show(figures: dict[str, Any]) -> None:
-    console = Console(width=120, highlight=False)
-    for arm in ARMS:
-        _show_arm(console, f"{figures['cached']:.0%} of the experts in the pool, idle CPUs {arm}", figures[arm])
-    reads = figures["reads"]
-    console.print(
-        f"a record's copy takes {figures['copy_ms']:.2f} ms; a step that hits {figures['hit_ms']:.2f} ms\n"
-        f"read ahead in these steps: {reads['prefetched']} (hinted at {reads['hinted']}; guessed {reads['guessed']}, "
-        f"wrong {reads['guessed'] - reads['guessed_right']}); missed {reads['misses']}, late {reads['late_hits']}"
-    )
-
-
-def _show_arm(console: Console, title: str, figures: dict[str, Any]) -> None:
-    table = Table(title=title)
+    table = Table(title=f"Steps with {figures['cached']:.0%} of the experts in the pool, by their misses")
     for heading in ("misses", "steps", "median ms", "expected ms", "measured / expected"):
         table.add_column(heading, justify="right")
     for row in figures["by_misses"]:
         ratio = row["median_ms"] / row["expected_ms"]
         cells = f"{row['misses']}", f"{row['steps']}", f"{row['median_ms']:.2f}", f"{row['expected_ms']:.2f}"
         table.add_row(*cells, f"{ratio:.2f}")
+    console = Console(width=120, highlight=False)
     console.print(table)
     alone = ", ".join(f"{name}: {ms:.2f}" for name, ms in figures["alone_ms"].items())
     layers = ", ".join(f"{count}: {ms:.2f}" for count, ms in figures["layer_ms"].items())
-    measured, expected = figures["measured_ms"], figures["expected_ms"]
+    measured, expected, reads = figures["measured_ms"], figures["expected_ms"], figures["reads"]
     console.print(
-        f"a record's read before each {PIECE} steps: {figures['read_ms']['mean']:.2f} ms\n"
+        f"a record: read {figures['read_ms']['mean']:.2f} ms, copy {figures['copy_ms']:.2f} ms; "
+        f"a step that hits {figures['hit_ms']:.2f} ms\n"
         f"in turn, ms for so many records, read plainly side by side or asked of expertd: {alone}\n"
         f"a layer that misses, ms for so many, fitted to {figures['steps']} steps: {layers}\n"
+        f"read ahead in these steps: {reads['prefetched']} (hinted at {reads['hinted']}; guessed {reads['guessed']}, "
+        f"wrong {reads['guessed'] - reads['guessed_right']}); missed {reads['misses']}, late {reads['late_hits']}\n"
         f"steps: mean {measured['mean']:.2f} ms, p99 {measured['p99']:.2f}; expected {expected['mean']:.2f}, "
-        f"p99 {expected['p99']:.2f}; {figures['measured_over_expected']:.2f} of what was expected\n"
+        f"p99 {expected['p99']:.2f}; {figures['measured_over_expected']:.2f} of what was expected"
     )
 
 

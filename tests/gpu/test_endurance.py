@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -20,7 +21,7 @@ KILLS = (["expertd"], ["worker"], ["expertd"], ["expertd", "worker"])
 def test_whatever_happens_answers_are_the_same_and_nothing_grows(tmp_path: Path, device: Device) -> None:
     before = device.memory().free
     plan = Plan(10_000, 200, KILLS, worker={"device": "cuda"}, free_bytes=lambda: device.memory().free)
-    ends = endure(tmp_path, DEMO, plan)
+    ends = endure(tmp_path, shutil.copytree(DEMO, tmp_path / "checkpoint"), plan)
     print(dict(ends))
     assert set(ends) == {"length", "abort", ErrorCode.PEER_LOST, ErrorCode.IO_ERROR}
     eventually(

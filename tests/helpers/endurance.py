@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import random
-import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -15,14 +14,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from helpers.gpu import eventually
-from helpers.services import Stack, generate, no_shared_memory_left, running, token_ids, worker_client, write_config
 from shared.checkpoint.config import ModelConfig
 from shared.checkpoint.index import TensorIndex
 from shared.checkpoint.records import RecordLayout, least_slots
 from shared.errors import ErrorCode, PeerLost
 from shared.protocol.messages import ErrorReply, Generate
 from shared.transport.client import BlockingClient
+
+from .gpu import eventually
+from .services import Stack, generate, no_shared_memory_left, running, token_ids, worker_client, write_config
 
 QUIET_S = 60.0
 """Between two replies; more is a hang."""
@@ -61,7 +61,8 @@ class Footprint(NamedTuple):
 class Plan:
     """`tokens` are decoded in rounds, and before each round but the first the services of one of `kills` are killed.
 
-    The longest answer has `longest` tokens. `free_bytes` is of the memory that the pool is in.
+    The longest answer has `longest` tokens. `free_bytes` is of the memory that the pool is in. `advance` is told of
+    tokens as they are decoded.
     """
 
     tokens: int
@@ -69,27 +70,33 @@ class Plan:
     kills: Sequence[Sequence[str]]
     worker: Mapping[str, object] = field(default_factory=dict)
     free_bytes: Callable[[], int] = lambda: 0
+    advance: Callable[[int], None] = lambda tokens: None
 
 
 @no_shared_memory_left()
-def endure(tmp_path: Path, checkpoint: Path, plan: Plan) -> Counter[str]:
-    """How many requests ended how: by finish reason or code of the error."""
-    copy = shutil.copytree(checkpoint, tmp_path / "checkpoint")
-    config = ModelConfig.from_dir(copy)
+def endure(work: Path, checkpoint: Path, plan: Plan) -> Counter[str]:
+    """How many requests ended how: by finish reason or code of the error.
+
+    `work` is for configs and logs. A file of the checkpoint has another size now and then.
+    """
+    config = ModelConfig.from_dir(checkpoint)
     slot_bytes = RecordLayout.of(config).slot_bytes
     everything = config.num_moe_layers * config.n_routed_experts * slot_bytes
     requests = _requests(config.vocab_size, plan.longest)
-    with _services(tmp_path / "all", copy, everything, plan.worker) as stack, worker_client(stack.config) as client:
+    with (
+        _services(work / "all", checkpoint, everything, plan.worker) as stack,
+        worker_client(stack.config) as client,
+    ):
         answers = [token_ids(generate(client, request)) for request in requests]
         assert stack.stop() == {"expertd": 0, "worker": 0}
     assert [len(ids) for ids in answers] == [request.max_tokens for request in requests]
-    with _services(tmp_path / "least", copy, least_slots(config) * slot_bytes, plan.worker) as stack:
-        shard = TensorIndex.open(copy)["layers.3.ffn.experts.0.w1.weight"].file
-        course = Course(stack, requests, answers, shard)
+    with _services(work / "least", checkpoint, least_slots(config) * slot_bytes, plan.worker) as stack:
+        shard = TensorIndex.open(checkpoint)["layers.3.ffn.experts.0.w1.weight"].file
+        course = Course(stack, requests, answers, shard, plan)
         for victims in ((), *plan.kills):
             if victims:
                 course.kill(*victims)
-            course.round(plan.tokens // (1 + len(plan.kills)), plan.free_bytes)
+            course.round()
         assert stack.stop() == {"expertd": 0, "worker": 0}
     return course.ends
 
@@ -120,9 +127,12 @@ def _requests(vocab: int, longest: int) -> list[Generate]:
 class Course:
     """One client's way through it all."""
 
-    def __init__(self, stack: Stack, requests: Sequence[Generate], answers: Sequence[list[int]], shard: Path) -> None:
+    def __init__(
+        self, stack: Stack, requests: Sequence[Generate], answers: Sequence[list[int]], shard: Path, plan: Plan
+    ) -> None:
         self.ends: Counter[str] = Counter()
         self._stack = stack
+        self._plan = plan
         self._known = list(zip(requests, answers, strict=True))
         self._shard, self._shard_bytes = shard, shard.stat().st_size
         self._rng = random.Random(1)
@@ -132,8 +142,9 @@ class Course:
         self._stack.closing.callback(self._connection.close)
         self._client = self._connect()
 
-    def round(self, tokens: int, free_bytes: Callable[[], int]) -> None:
-        """So many tokens; then no service has grown since it was warm."""
+    def round(self) -> None:
+        """One's share of the tokens; then no service has grown since it was warm."""
+        tokens, free_bytes = self._plan.tokens // (1 + len(self._plan.kills)), self._plan.free_bytes
         for fate in (*FATES, "completed"):
             tokens -= self._request(fate)
         pids = [process.pid for process in self._stack.processes.values()]
@@ -168,7 +179,9 @@ class Course:
     def _request(self, fate: str) -> int:
         """One that is to meet this fate; the number of its tokens."""
         message, answer = self._rng.choice(self._known)
-        return getattr(self, f"_{fate}")(message, answer, self._rng.randrange(len(answer) // 4))
+        count: int = getattr(self, f"_{fate}")(message, answer, self._rng.randrange(len(answer) // 4))
+        self._plan.advance(count)
+        return count
 
     def _completed(self, message: Generate, answer: list[int], _: int) -> int:
         return self._look(message, answer, -1, lambda _: None, "length")

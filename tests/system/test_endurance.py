@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -15,5 +16,6 @@ TINY = ROOT / "tests" / "golden" / "tiny-a"
 
 
 def test_whatever_happens_answers_are_the_same_and_nothing_grows(tmp_path: Path) -> None:
-    ends = endure(tmp_path, TINY, Plan(tokens=100, longest=12, kills=[["expertd"]]))
+    checkpoint = shutil.copytree(TINY, tmp_path / "checkpoint")
+    ends = endure(tmp_path, checkpoint, Plan(tokens=100, longest=12, kills=[["expertd"]]))
     assert set(ends) == {"length", "abort", ErrorCode.PEER_LOST, ErrorCode.IO_ERROR}

@@ -1,0 +1,59 @@
+"""Ten thousand tokens in the smallest pool, through cancels, a broken file and kills of both services.
+
+    python -m benchmarks.endurance DIR [--device cuda] [--tokens 10000]
+
+What `tests/gpu/test_endurance.py` does with the demo, on any checkpoint, such as the slice that `benchmarks.full_width`
+makes. Nearly every look-up reads from the drive: 640 MB a token of that slice, so DIR is best in memory (/dev/shm). A
+file in DIR changes its size now and then. Ends with an error at the first wrong token, hang or leak.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+import time
+from pathlib import Path
+
+from rich.progress import MofNCompleteColumn, Progress
+
+from benchmarks.report import save, show
+from shared.errors import ErrorCode
+from tests.helpers.endurance import Plan, endure
+
+LONGEST = 200
+KILLS = (["expertd"], ["worker"], ["expertd"], ["expertd", "worker"])
+ENDS = ("length", "abort", ErrorCode.PEER_LOST, ErrorCode.IO_ERROR)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("directory", type=Path)
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--tokens", type=int, default=10_000)
+    args = parser.parse_args()
+    started = time.monotonic()
+    with (
+        Progress(*Progress.get_default_columns(), MofNCompleteColumn()) as progress,
+        tempfile.TemporaryDirectory() as work,
+    ):
+        task = progress.add_task("tokens in the smallest pool", total=args.tokens)
+        plan = Plan(
+            args.tokens,
+            LONGEST,
+            KILLS,
+            worker={"device": args.device},
+            advance=lambda count: progress.advance(task, count),
+        )
+        ends = endure(Path(work), args.directory.resolve(), plan)
+    seconds = time.monotonic() - started
+    kills = ", ".join(" and ".join(victims) for victims in KILLS)
+    figures = {"tokens": args.tokens, "kills": KILLS, "seconds": seconds, "ends": dict(ends)}
+    show(
+        f"{args.tokens:,} tokens in the smallest pool: every answer as with everything in the pool",
+        {"killed": kills, "seconds": f"{seconds:.0f}"} | {f"requests ended by {end}": str(ends[end]) for end in ENDS},
+    )
+    save("endurance", figures)
+
+
+if __name__ == "__main__":
+    main()
