@@ -1,6 +1,6 @@
 """How a record gets from the disk into its slot: straight, or by way of host memory if the slot is a GPU's.
 
-Each reader thread has a landing of its own, so one thread's copies run under the reads of the others.
+Each record on its way has a landing of its own; its copies run under its reads and those of others.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class SlotWriter(Protocol):
 
 
 class Landing(Protocol):
-    """One thread's way into the slots, for one record after another."""
+    """A way into the slots, for one record after another."""
 
     def into(self, slot: int) -> AbstractContextManager[SlotWriter]:
         """The slot is written inside the block, by nobody after it: whether or not reading failed, nothing is on the
@@ -53,7 +53,7 @@ class Landing(Protocol):
 
 
 class Staging:
-    """One thread's page-aligned buffer."""
+    """A page-aligned buffer."""
 
     def __init__(self) -> None:
         self._memory = np.empty(0, np.uint8)

@@ -1,7 +1,8 @@
-"""Reads of one thread that are on their way together: what has arrived is worked on while the rest comes.
+"""Reads of one record that arrive piece by piece: what is there is worked on while the rest comes.
 
-Linux's asynchronous reads, io_submit(2): one call hands all of them to the drive, which is as busy as with one large
-read, and tells of each as it ends. That is so with O_DIRECT; through the page cache the call itself takes the time.
+Linux's asynchronous reads, io_submit(2), two on their way at a time, so that a drive always has one to go on with. With
+more, or handed over together, a virtual machine's drive tells of all when the last has ended. They are asynchronous
+with O_DIRECT; through the page cache the call itself takes the time.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import errno
 import logging
 import os
 import platform
+from collections import deque
 from collections.abc import Generator
 from typing import NamedTuple, Protocol
 
@@ -19,9 +21,9 @@ from services.expertd.landing import Bytes
 log = logging.getLogger(__name__)
 
 PIECE = 2 << 20
-"""Bytes of one read, if `MOST` of them do: large enough for a drive's speed, and the last one's copy is soon done."""
-MOST = 16
-"""Reads on their way at most."""
+"""Bytes of one read: large enough for a drive's speed, and the last one's copy is soon done."""
+DEPTH = 2
+"""Reads on their way."""
 BLOCK = 4096
 
 # io_setup, io_destroy, io_submit, io_getevents: linux/arch/*/entry/syscalls, linux/include/uapi/asm-generic/unistd.h
@@ -70,7 +72,7 @@ class Arrival(NamedTuple):
 
 
 class Reads(Protocol):
-    """One thread's."""
+    """Whoever uses one, is alone with it meanwhile."""
 
     def read(self, descriptor: int, offset: int, out: Bytes) -> Generator[Arrival, None, None]:
         """Fill `out` from `offset` of a file: where what has arrived lies in `out`, in any order.
@@ -93,28 +95,24 @@ class AsyncReads:
             raise OSError(errno.ENOSYS, f"not known on {platform.machine()}")
         self._setup, self._destroy, self._submit, self._get_events = _NUMBERS[platform.machine()]
         self._context = ctypes.c_uint64(0)
-        self._commands = (_Command * MOST)()
-        address, size = ctypes.addressof(self._commands), ctypes.sizeof(_Command)
-        self._pointers = (ctypes.c_void_p * MOST)(*(address + size * i for i in range(MOST)))
-        self._events = (_Event * MOST)()
-        _system(self._setup, MOST, ctypes.byref(self._context))
+        self._commands = (_Command * DEPTH)()
+        self._address = ctypes.addressof(self._commands)
+        self._events = (_Event * DEPTH)()
+        _system(self._setup, DEPTH, ctypes.byref(self._context))
 
     def read(self, descriptor: int, offset: int, out: Bytes) -> Generator[Arrival, None, None]:
-        begins = _begins(len(out))
-        self._prepare(descriptor, offset, out, begins)
-        begun = pending = 0
+        begins, arrived = deque(range(0, len(out), PIECE)), list[Arrival]()
+        idle, pending = list(range(DEPTH)), 0
         try:
-            while begun < len(begins):
-                pointers = ctypes.byref(self._pointers, begun * ctypes.sizeof(ctypes.c_void_p))
-                more = _system(self._submit, self._context, len(begins) - begun, pointers)
-                begun, pending = begun + more, pending + more
-            while pending:
-                ended = self._wait()
+            while begins or pending or arrived:
+                while begins and idle:
+                    self._start(idle.pop(), descriptor, offset, out, begins.popleft())
+                    pending += 1
+                yield from arrived  # under the next reads
+                ended = self._wait() if pending else []
                 pending -= len(ended)
-                for begin, count in ended:
-                    if count < 0:
-                        raise OSError(-count, os.strerror(-count))
-                    yield Arrival(begin, begin + count, min(begin + begins.step, len(out)))
+                idle += (number for number, _ in ended)
+                arrived = [self._arrival(*each) for each in ended]
         finally:
             while pending:
                 pending -= len(self._wait())
@@ -124,29 +122,37 @@ class AsyncReads:
             _system(self._destroy, self._context)
             self._context.value = 0
 
-    def _prepare(self, descriptor: int, offset: int, out: Bytes, begins: range) -> None:
-        for command, begin in zip(self._commands, begins, strict=False):
-            command.data, command.opcode, command.descriptor = begin, _PREAD, descriptor
-            command.memory, command.nbytes = out.ctypes.data + begin, min(begins.step, len(out) - begin)
-            command.offset = offset + begin
+    def _start(self, number: int, descriptor: int, offset: int, out: Bytes, begin: int) -> None:
+        command = self._commands[number]
+        command.data, command.opcode, command.descriptor = begin, _PREAD, descriptor
+        command.memory, command.nbytes = out.ctypes.data + begin, min(PIECE, len(out) - begin)
+        command.offset = offset + begin
+        pointer = ctypes.c_void_p(self._address + number * ctypes.sizeof(_Command))
+        _system(self._submit, self._context, 1, ctypes.byref(pointer))
 
     def _wait(self) -> list[tuple[int, int]]:
-        """At least one that has ended: where it begins, and bytes read or a negative errno."""
+        """At least one command that has ended, by its number: bytes read or a negative errno."""
         while True:
             try:
-                count = _system(self._get_events, self._context, 1, MOST, self._events, None)
-                return [(event.data, event.result) for event in self._events[:count]]
+                count = _system(self._get_events, self._context, 1, DEPTH, self._events, None)
             except InterruptedError:
                 continue
+            size = ctypes.sizeof(_Command)
+            return [((event.command - self._address) // size, event.result) for event in self._events[:count]]
+
+    def _arrival(self, number: int, count: int) -> Arrival:
+        if count < 0:
+            raise OSError(-count, os.strerror(-count))
+        command = self._commands[number]
+        return Arrival(command.data, command.data + count, command.data + command.nbytes)
 
 
 class BlockingReads:
     """One after the other, where the kernel has nothing better."""
 
     def read(self, descriptor: int, offset: int, out: Bytes) -> Generator[Arrival, None, None]:
-        begins = _begins(len(out))
-        for begin in begins:
-            wanted = min(begin + begins.step, len(out))
+        for begin in range(0, len(out), PIECE):
+            wanted = min(begin + PIECE, len(out))
             yield Arrival(begin, begin + os.preadv(descriptor, [out[begin:wanted].data], offset + begin), wanted)
 
     def close(self) -> None:
@@ -154,17 +160,12 @@ class BlockingReads:
 
 
 def make_reads(count: int) -> list[Reads]:
-    """For so many threads."""
+    """So many, of the best kind that there is here."""
     try:
         return [AsyncReads() for _ in range(count)]
     except OSError as error:
         log.warning("no asynchronous reads here (%s): records are read piece by piece", error.strerror)
         return [BlockingReads() for _ in range(count)]
-
-
-def _begins(nbytes: int) -> range:
-    """Where pieces begin; the step is their size, in whole blocks."""
-    return range(0, nbytes, max(PIECE, -(-nbytes // (MOST * BLOCK)) * BLOCK))
 
 
 def _system(number: int, *arguments: object) -> int:

@@ -10,6 +10,7 @@ import logging
 import threading
 import time
 from pathlib import Path
+from typing import NamedTuple
 
 from services.expertd.cache import ExpertCache
 from services.expertd.heat import FILE_NAME, load_heat, save_heat
@@ -46,6 +47,13 @@ PROGRESS_S = 0.05
 COPYING = 2
 
 
+class Lane(NamedTuple):
+    """What one record on its way needs for itself."""
+
+    landing: Landing
+    reads: Reads
+
+
 class ExpertService:
     """Everything between expertd's sockets, the disk and the pool."""
 
@@ -75,12 +83,9 @@ class ExpertService:
         self._misses_by_layer = [0] * pool.layers
         self._picture = Picture(pool.layers, pool.experts)
         num_threads = config.reader.threads + COPYING
-        self._landings = [make_landing(pool.slab, pool.slot_bytes) for _ in range(num_threads)]
-        self._reads = make_reads(num_threads)
-        self._threads = [
-            threading.Thread(target=self._read_loop, args=own, name=f"reader {i}")
-            for i, own in enumerate(zip(self._landings, self._reads, strict=True))
-        ]
+        # The one that was left last is taken first: its memory may still be in the processor's cache.
+        self._lanes = [Lane(make_landing(pool.slab, pool.slot_bytes), reads) for reads in make_reads(num_threads)]
+        self._threads = [threading.Thread(target=self._read_loop, name=f"reader {i}") for i in range(num_threads)]
 
     # --- requests, in the socket's thread ------------------------------------------------------------------------
 
@@ -186,12 +191,12 @@ class ExpertService:
         for thread in self._threads:
             thread.start()
 
-    def _read_loop(self, landing: Landing, reads: Reads) -> None:
-        while (load := self._take()) is not None:
-            self._read(load, landing, reads)
+    def _read_loop(self) -> None:
+        while (taken := self._take()) is not None:
+            self._read(*taken)
 
-    def _take(self) -> Load[Request] | None:
-        """The next load, waited for; None when the service stops."""
+    def _take(self) -> tuple[Load[Request], Lane] | None:
+        """The next load, waited for, and its lane; None when the service stops."""
         with self._lock:
             while not self._is_stopping:
                 load = self._scheduler.next()
@@ -199,18 +204,18 @@ class ExpertService:
                 if load is not None:
                     if has_next:
                         self._work.notify()  # what waited for the end of another load may need a second reader
-                    return load
+                    return load, self._lanes.pop()
                 self._work.wait(SLOT_POLL_S if has_next else None)
             return None
 
-    def _read(self, load: Load[Request], landing: Landing, reads: Reads) -> None:
+    def _read(self, load: Load[Request], lane: Lane) -> None:
         started = time.perf_counter()
         error: Exception | None = None
         nbytes = 0
         try:
             plan = self._records.plan(load.key.layer, load.key.expert)
-            with landing.into(load.slot) as slot:
-                nbytes = self._reader.read(plan, slot, reads)
+            with lane.landing.into(load.slot) as slot:
+                nbytes = self._reader.read(plan, slot, lane.reads)
         except (CheckpointError, DeviceError) as failure:
             log.error("read failed layer=%d expert=%d: %s", load.key.layer, load.key.expert, failure)
             error = failure
@@ -219,12 +224,13 @@ class ExpertService:
             self._bytes_read += nbytes
             self._io_seconds += elapsed
             ended = self._scheduler.finish(load, is_read=error is None)
+            self._lanes.append(lane)
         for request in ended:
             if error is None:
                 request.reply(ExpertsFetched())
             else:
                 request.fail(ErrorCode.IO_ERROR, str(error))
-        if isinstance(error, DeviceError) and not landing.is_alive():
+        if isinstance(error, DeviceError) and not lane.landing.is_alive():
             raise error  # nothing can be read any more: the service ends
 
     # --- the main thread -----------------------------------------------------------------------------------------
@@ -271,10 +277,9 @@ class ExpertService:
             thread.join()
         self._save_heat()
         self._reader.close()
-        for landing in self._landings:
-            landing.close()
-        for reads in self._reads:
-            reads.close()
+        for lane in self._lanes:
+            lane.landing.close()
+            lane.reads.close()
 
     def _save_heat(self) -> None:
         if self._heat_path is not None:

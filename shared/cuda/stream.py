@@ -7,7 +7,7 @@ from shared.cuda.driver import api, call, release
 
 
 class CopyStream:
-    """A stream for one thread's copies. Those of several streams, and kernels, run at the same time."""
+    """A stream for copies in their order. Those of several streams, and kernels, run at the same time."""
 
     def __init__(self, device: Device) -> None:
         self._device = device
