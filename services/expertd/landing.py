@@ -27,10 +27,10 @@ class SlotWriter(Protocol):
         """The slot itself from `target`, the start of a page, on; None if files cannot be read into it there."""
 
     def staging(self, nbytes: int) -> Bytes:
-        """Somewhere else to read into, for one extent, before its pieces are `put`."""
+        """Somewhere else to read into, before its pieces are `put`; the same memory each time."""
 
     def put(self, target: int, piece: Bytes) -> None:
-        """These bytes of the last `staging` belong at `target` of the slot. Raises DeviceError."""
+        """These bytes of `staging` belong at `target` of the slot. Raises DeviceError."""
 
     def crc32(self, nbytes: int) -> int:
         """Of the first bytes of the slot, all of which were read or put."""

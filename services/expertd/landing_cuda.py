@@ -47,32 +47,28 @@ class CudaLanding:
 
 
 class CudaSlot:
-    """A slot at a device address. Extents lie one behind the other in `buffer`, copied while the next is read."""
+    """A slot at a device address. What has arrived in `buffer` is copied while the rest is read."""
 
     def __init__(self, address: int, buffer: Bytes, stream: CopyStream) -> None:
         self._address = address
         self._buffer = buffer
         self._stream = stream
-        self._used = self._end = 0
-        self._pieces: list[tuple[int, Bytes]] = []
+        self._pieces: dict[int, Bytes] = {}
 
     def memory(self, target: int, nbytes: int) -> None:
         """No file can be read into a GPU's memory."""
 
     def staging(self, nbytes: int) -> Bytes:
-        # What nothing was put from, because its read was refused, is free for the next.
-        self._end = self._used + -(-nbytes // PAGE) * PAGE
-        assert self._end <= len(self._buffer), "a record of more extents than it has parts"
-        return self._buffer[self._used : self._used + nbytes]
+        assert nbytes <= len(self._buffer), "a record of more extents than it has parts"
+        return self._buffer[:nbytes]
 
     def put(self, target: int, piece: Bytes) -> None:
         self._stream.start(self._address + target, piece.ctypes.data, len(piece))
-        self._pieces.append((target, piece))
-        self._used = self._end
+        self._pieces[target] = piece
 
     def crc32(self, nbytes: int) -> int:
         checksum = end = 0
-        for target, piece in sorted(self._pieces, key=lambda item: item[0]):
+        for target, piece in sorted(self._pieces.items()):
             assert target == end, f"bytes {end} to {target} of the record were not put"
             checksum, end = zlib.crc32(piece.data, checksum), target + len(piece)
         assert end == nbytes

@@ -12,13 +12,14 @@ import errno
 import logging
 import os
 import threading
-from collections.abc import Generator, Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from services.expertd.landing import Bytes, SlotWriter
-from services.expertd.reads import BLOCK, Reads
+from services.expertd.reads import BLOCK, Reads, Stretch
 from shared.checkpoint.records import Extent, ReadPlan
 from shared.errors import CheckpointError
 
@@ -75,8 +76,7 @@ class RecordReader:
                 Names record and file.
         """
         try:
-            is_alone = len(plan.extents) == 1
-            nbytes = sum(self._read_extent(extent, slot, reads, is_alone) for extent in plan.extents)
+            nbytes = self._read_record(plan, slot, reads)
         except OSError as error:
             file = error.filename or plan.extents[0].file  # preadv does not say
             raise CheckpointError(f"{file}: cannot read {plan.name} ({error.strerror})") from error
@@ -99,54 +99,33 @@ class RecordReader:
                 f"{plan.extents[0].file}: {plan.name} is damaged (crc32 differs from the manifest's); pack it again"
             )
 
-    def _read_extent(self, extent: Extent, slot: SlotWriter, reads: Reads, is_alone: bool) -> int:
-        file = self._open(extent.file)
-        _check_unchanged(extent.file, file)
+    def _read_record(self, plan: ReadPlan, slot: SlotWriter, reads: Reads) -> int:
+        files = [self._open(extent.file) for extent in plan.extents]
+        for extent, file in zip(plan.extents, files, strict=True):
+            _check_unchanged(extent.file, file)
+        targets = _targets(plan, slot)
         try:
-            return self._fill(file, extent, slot, reads, is_alone)
+            return self._fill(targets, files, slot, reads)
         except OSError as error:
-            if not (file.is_direct and error.errno in NOT_DIRECT):
+            if error.errno not in NOT_DIRECT or not any(file.is_direct for file in files):
                 raise
-        return self._fill(self._reopen(extent.file), extent, slot, reads, is_alone)
+        return self._fill(targets, [self._reopen(extent.file) for extent in plan.extents], slot, reads)
 
-    def _fill(self, file: _OpenFile, extent: Extent, slot: SlotWriter, reads: Reads, is_alone: bool) -> int:
-        """One extent into its places in the slot; the number of bytes asked of the drive.
-
-        Blocks go straight into the slot if nothing else of the record is there that they could cover.
-        """
-        begin = extent.offset // BLOCK * BLOCK
-        end = -(-(extent.offset + extent.nbytes) // BLOCK) * BLOCK
-        (_, target, nbytes), *others = extent.pieces
-        is_aligned = begin == extent.offset and target % BLOCK == 0
-        is_whole = not others and is_aligned and (is_alone or nbytes == end - begin)
-        memory = slot.memory(target, end - begin) if is_whole else None
-        out = slot.staging(end - begin) if memory is None else memory
-        with closing(self._arrivals(file, extent, begin, out, reads)) as arrivals:
-            for first, last in arrivals:
-                if memory is None:
-                    _put(slot, extent, out, extent.offset - begin, first, last)
-        if not file.is_direct:
-            os.posix_fadvise(file.descriptor, begin, end - begin, os.POSIX_FADV_DONTNEED)
-        return end - begin
-
-    def _arrivals(
-        self, file: _OpenFile, extent: Extent, offset: int, out: Bytes, reads: Reads
-    ) -> Generator[tuple[int, int], None, None]:
-        """Fill `out` from `offset`: (begin, end) of what is there, in any order.
-
-        The last block of a file may be short, but not of what the extent covers.
-        """
-        needed = extent.offset + extent.nbytes - offset
-        with self._drive, closing(reads.read(file.descriptor, offset, out)) as pieces:
-            for begin, end, wanted in pieces:
-                while end < min(wanted, needed):
-                    count = os.preadv(file.descriptor, [out[end:wanted].data], offset + end)
-                    if count == 0:
-                        raise CheckpointError(
-                            f"{extent.file}: ends before byte {offset + needed}: truncated; download it again"
-                        )
-                    end += count
-                yield begin, min(end, needed)
+    def _fill(self, targets: Sequence[_Target], files: Sequence[_OpenFile], slot: SlotWriter, reads: Reads) -> int:
+        """All of them into their places in the slot; the number of bytes asked of the drive."""
+        descriptors = [file.descriptor for file in files]
+        own = zip(descriptors, targets, strict=True)
+        stretches = [Stretch(descriptor, target.offset, target.out) for descriptor, target in own]
+        with self._drive, closing(reads.read(stretches)) as arrivals:
+            for number, begin, end, wanted in arrivals:
+                target = targets[number]
+                end = target.complete(descriptors[number], end, wanted)
+                if target.is_staging:
+                    target.put(slot, begin, end)
+        for file, target in zip(files, targets, strict=True):
+            if not file.is_direct:
+                os.posix_fadvise(file.descriptor, target.offset, len(target.out), os.POSIX_FADV_DONTNEED)
+        return sum(len(target.out) for target in targets)
 
     def _open(self, path: Path) -> _OpenFile:
         with self._lock:
@@ -187,13 +166,65 @@ class RecordReader:
         self._direct = False
 
 
-def _put(slot: SlotWriter, extent: Extent, out: Bytes, skipped: int, begin: int, end: int) -> None:
-    """What lies between `begin` and `end` of `out`, which has the extent behind `skipped` bytes, into its places."""
-    for source, target, nbytes in extent.pieces:
-        at = skipped + source
-        first, last = max(begin, at), min(end, at + nbytes)
-        if first < last:
-            slot.put(target + first - at, out[first:last])
+class _Target(NamedTuple):
+    """Memory for the blocks of an extent, which begin at `offset` of the file: the slot itself, or staging."""
+
+    extent: Extent
+    offset: int
+    out: Bytes
+    is_staging: bool
+
+    def complete(self, descriptor: int, end: int, wanted: int) -> int:
+        """Read what is missing up to `wanted`; to where there is something now.
+
+        The last block of a file may be short, but not of what the extent covers.
+        """
+        needed = self.extent.offset + self.extent.nbytes - self.offset
+        while end < min(wanted, needed):
+            count = os.preadv(descriptor, [self.out[end:wanted].data], self.offset + end)
+            if count == 0:
+                file, last = self.extent.file, self.offset + needed
+                raise CheckpointError(f"{file}: ends before byte {last}: truncated; download it again")
+            end += count
+        return min(end, needed)
+
+    def put(self, slot: SlotWriter, begin: int, end: int) -> None:
+        """What lies between `begin` and `end` of `out`, into its places in the slot."""
+        skipped = self.extent.offset - self.offset
+        for source, target, nbytes in self.extent.pieces:
+            at = skipped + source
+            first, last = max(begin, at), min(end, at + nbytes)
+            if first < last:
+                slot.put(target + first - at, self.out[first:last])
+
+
+def _targets(plan: ReadPlan, slot: SlotWriter) -> list[_Target]:
+    """Blocks go straight into the slot if nothing else of the record is there that they could cover."""
+    windows = [_window(extent) for extent in plan.extents]
+    outs = [_straight(extent, *window, plan, slot) for extent, window in zip(plan.extents, windows, strict=True)]
+    staged = sum(nbytes for (_, nbytes), out in zip(windows, outs, strict=True) if out is None)
+    staging, used, targets = slot.staging(staged) if staged else None, 0, []
+    for extent, (offset, nbytes), out in zip(plan.extents, windows, outs, strict=True):
+        if out is not None:
+            targets.append(_Target(extent, offset, out, is_staging=False))
+        else:
+            assert staging is not None
+            targets.append(_Target(extent, offset, staging[used : used + nbytes], is_staging=True))
+            used += nbytes
+    return targets
+
+
+def _window(extent: Extent) -> tuple[int, int]:
+    """Offset and length of the blocks that cover it."""
+    begin = extent.offset // BLOCK * BLOCK
+    return begin, -(-(extent.offset + extent.nbytes) // BLOCK) * BLOCK - begin
+
+
+def _straight(extent: Extent, offset: int, length: int, plan: ReadPlan, slot: SlotWriter) -> Bytes | None:
+    (_, target, nbytes), *others = extent.pieces
+    is_aligned = offset == extent.offset and target % BLOCK == 0
+    is_whole = not others and is_aligned and (len(plan.extents) == 1 or nbytes == length)
+    return slot.memory(target, length) if is_whole else None
 
 
 def _check_unchanged(path: Path, file: _OpenFile) -> None:

@@ -13,14 +13,14 @@ import logging
 import os
 import platform
 from collections import deque
-from collections.abc import Generator
+from collections.abc import Generator, Iterator, Sequence
 from typing import NamedTuple, Protocol
 
 from services.expertd.landing import Bytes
 
 log = logging.getLogger(__name__)
 
-PIECE = 2 << 20
+PIECE = 4 << 20
 """Bytes of one read: large enough for a drive's speed, and the last one's copy is soon done."""
 DEPTH = 2
 """Reads on their way."""
@@ -63,9 +63,19 @@ class _Event(ctypes.Structure):
     )
 
 
-class Arrival(NamedTuple):
-    """A read's bytes, from `begin` to `end`; short of `wanted` at the file's end, or for reasons of the kernel's."""
+class Stretch(NamedTuple):
+    """What of a file goes to `out`."""
 
+    descriptor: int
+    offset: int
+    out: Bytes
+
+
+class Arrival(NamedTuple):
+    """A read's bytes in `out` of a stretch, by its number: from `begin` to `end`, which is short of `wanted` at the
+    file's end, or for reasons of the kernel's."""
+
+    stretch: int
     begin: int
     end: int
     wanted: int
@@ -74,10 +84,10 @@ class Arrival(NamedTuple):
 class Reads(Protocol):
     """Whoever uses one, is alone with it meanwhile."""
 
-    def read(self, descriptor: int, offset: int, out: Bytes) -> Generator[Arrival, None, None]:
-        """Fill `out` from `offset` of a file: where what has arrived lies in `out`, in any order.
+    def read(self, stretches: Sequence[Stretch]) -> Generator[Arrival, None, None]:
+        """Fill them all: what has arrived, in any order.
 
-        However this ends, nothing is on its way to `out` afterwards; who does not exhaust it, closes it.
+        However this ends, nothing is on its way any more; who does not exhaust it, closes it.
 
         Raises:
             OSError: one of the reads failed.
@@ -95,39 +105,37 @@ class AsyncReads:
             raise OSError(errno.ENOSYS, f"not known on {platform.machine()}")
         self._setup, self._destroy, self._submit, self._get_events = _NUMBERS[platform.machine()]
         self._context = ctypes.c_uint64(0)
-        self._commands = (_Command * DEPTH)()
-        self._address = ctypes.addressof(self._commands)
+        self._commands = (_Command * DEPTH)(*(_Command(data=number, opcode=_PREAD) for number in range(DEPTH)))
         self._events = (_Event * DEPTH)()
         _system(self._setup, DEPTH, ctypes.byref(self._context))
 
-    def read(self, descriptor: int, offset: int, out: Bytes) -> Generator[Arrival, None, None]:
-        begins, arrived = deque(range(0, len(out), PIECE)), list[Arrival]()
-        idle, pending = list(range(DEPTH)), 0
+    def read(self, stretches: Sequence[Stretch]) -> Generator[Arrival, None, None]:
+        waiting, arrived = deque(_pieces(stretches)), list[Arrival]()
+        idle, pending = list(range(DEPTH)), dict[int, Arrival]()
         try:
-            while begins or pending or arrived:
-                while begins and idle:
-                    self._start(idle.pop(), descriptor, offset, out, begins.popleft())
-                    pending += 1
+            while waiting or pending or arrived:
+                while waiting and idle:
+                    piece = waiting.popleft()
+                    self._start(idle[-1], stretches[piece.stretch], piece)
+                    pending[idle.pop()] = piece
                 yield from arrived  # under the next reads
                 ended = self._wait() if pending else []
-                pending -= len(ended)
                 idle += (number for number, _ in ended)
-                arrived = [self._arrival(*each) for each in ended]
+                arrived = [_arrival(pending.pop(number), count) for number, count in ended]
         finally:
-            while pending:
-                pending -= len(self._wait())
+            while len(idle) < DEPTH:
+                idle += (number for number, _ in self._wait())
 
     def close(self) -> None:
         if self._context.value:
             _system(self._destroy, self._context)
             self._context.value = 0
 
-    def _start(self, number: int, descriptor: int, offset: int, out: Bytes, begin: int) -> None:
+    def _start(self, number: int, stretch: Stretch, piece: Arrival) -> None:
         command = self._commands[number]
-        command.data, command.opcode, command.descriptor = begin, _PREAD, descriptor
-        command.memory, command.nbytes = out.ctypes.data + begin, min(PIECE, len(out) - begin)
-        command.offset = offset + begin
-        pointer = ctypes.c_void_p(self._address + number * ctypes.sizeof(_Command))
+        command.descriptor, command.offset = stretch.descriptor, stretch.offset + piece.begin
+        command.memory, command.nbytes = stretch.out.ctypes.data + piece.begin, piece.wanted - piece.begin
+        pointer = ctypes.c_void_p(ctypes.addressof(command))
         _system(self._submit, self._context, 1, ctypes.byref(pointer))
 
     def _wait(self) -> list[tuple[int, int]]:
@@ -137,23 +145,17 @@ class AsyncReads:
                 count = _system(self._get_events, self._context, 1, DEPTH, self._events, None)
             except InterruptedError:
                 continue
-            size = ctypes.sizeof(_Command)
-            return [((event.command - self._address) // size, event.result) for event in self._events[:count]]
-
-    def _arrival(self, number: int, count: int) -> Arrival:
-        if count < 0:
-            raise OSError(-count, os.strerror(-count))
-        command = self._commands[number]
-        return Arrival(command.data, command.data + count, command.data + command.nbytes)
+            return [(event.data, event.result) for event in self._events[:count]]
 
 
 class BlockingReads:
     """One after the other, where the kernel has nothing better."""
 
-    def read(self, descriptor: int, offset: int, out: Bytes) -> Generator[Arrival, None, None]:
-        for begin in range(0, len(out), PIECE):
-            wanted = min(begin + PIECE, len(out))
-            yield Arrival(begin, begin + os.preadv(descriptor, [out[begin:wanted].data], offset + begin), wanted)
+    def read(self, stretches: Sequence[Stretch]) -> Generator[Arrival, None, None]:
+        for piece in _pieces(stretches):
+            descriptor, offset, out = stretches[piece.stretch]
+            count = os.preadv(descriptor, [out[piece.begin : piece.wanted].data], offset + piece.begin)
+            yield _arrival(piece, count)
 
     def close(self) -> None:
         pass
@@ -166,6 +168,20 @@ def make_reads(count: int) -> list[Reads]:
     except OSError as error:
         log.warning("no asynchronous reads here (%s): records are read piece by piece", error.strerror)
         return [BlockingReads() for _ in range(count)]
+
+
+def _pieces(stretches: Sequence[Stretch]) -> Iterator[Arrival]:
+    """Nothing of them is there yet."""
+    for number, stretch in enumerate(stretches):
+        for begin in range(0, len(stretch.out), PIECE):
+            yield Arrival(number, begin, begin, min(begin + PIECE, len(stretch.out)))
+
+
+def _arrival(piece: Arrival, count: int) -> Arrival:
+    """With so many bytes; a negative number is that of an error."""
+    if count < 0:
+        raise OSError(-count, os.strerror(-count))
+    return piece._replace(end=piece.begin + count)
 
 
 def _system(number: int, *arguments: object) -> int:

@@ -16,7 +16,7 @@ import sys
 import tempfile
 import time
 import zlib
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 
@@ -28,10 +28,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from services.expertd import service as service_module
-from services.expertd.landing import Bytes, HostSlot, Staging
+from services.expertd.landing import HostSlot, Staging
 from services.expertd.landing_cuda import MARGIN, CudaSlot
 from services.expertd.reader import RecordReader
-from services.expertd.reads import BLOCK, Arrival, AsyncReads
+from services.expertd.reads import BLOCK, Arrival, AsyncReads, Stretch
 from services.expertd.scheduler import Scheduler
 from services.expertd.slots import Slots
 from shared.checkpoint.records import LARGEST_HOLE, PARTS, Extent, Piece, ReadPlan
@@ -209,10 +209,10 @@ def test_a_read_that_is_refused_and_tried_again_takes_no_second_place(
     path.write_bytes(bytes(range(256)) * (nbytes // 256))
     real_read = AsyncReads.read
 
-    def refusing(reads: AsyncReads, descriptor: int, offset: int, out: Bytes) -> Generator[Arrival, None, None]:
-        if fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_DIRECT:
+    def refusing(reads: AsyncReads, stretches: Sequence[Stretch]) -> Generator[Arrival, None, None]:
+        if fcntl.fcntl(stretches[0].descriptor, fcntl.F_GETFL) & os.O_DIRECT:
             raise OSError(errno.EINVAL, "no O_DIRECT here")
-        return real_read(reads, descriptor, offset, out)
+        return real_read(reads, stretches)
 
     monkeypatch.setattr(AsyncReads, "read", refusing)
     gpu, stream = np.zeros(nbytes, np.uint8), LateStream()

@@ -148,10 +148,10 @@ def refuse_at_open(monkeypatch, number: int) -> None:
 def refuse_at_read(monkeypatch, number: int) -> None:
     real_read = AsyncReads.read
 
-    def refusing(reads, descriptor, *rest):
-        if fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_DIRECT:
+    def refusing(reads, stretches):
+        if any(fcntl.fcntl(stretch.descriptor, fcntl.F_GETFL) & os.O_DIRECT for stretch in stretches):
             raise OSError(number, os.strerror(number))
-        return real_read(reads, descriptor, *rest)
+        return real_read(reads, stretches)
 
     monkeypatch.setattr(AsyncReads, "read", refusing)
 
@@ -183,10 +183,10 @@ def test_reads_that_come_in_parts(file, monkeypatch):
     real_read, real_rest = AsyncReads.read, os.preadv
     monkeypatch.setattr(reads_module, "PIECE", 2 * BLOCK)
 
-    def short(reads, descriptor, offset, out):
-        for begin, end, wanted in real_read(reads, descriptor, offset, out):
-            out[begin + 100 : end] = 0
-            yield Arrival(begin, begin + 100, wanted)
+    def short(reads, stretches):
+        for number, begin, end, wanted in real_read(reads, stretches):
+            stretches[number].out[begin + 100 : end] = 0
+            yield Arrival(number, begin, begin + 100, wanted)
 
     monkeypatch.setattr(AsyncReads, "read", short)
     monkeypatch.setattr(reader_module.os, "preadv", lambda fd, buffers, at: real_rest(fd, [buffers[0][:BLOCK]], at))
