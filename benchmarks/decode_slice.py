@@ -31,7 +31,7 @@ from tests.helpers.services import running, write_config
 
 CONTEXT = 8192
 THREADS = 8
-"""Reads in flight of expertd."""
+"""Records that expertd reads at a time."""
 
 
 class Ticket(NamedTuple):

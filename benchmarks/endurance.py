@@ -4,7 +4,8 @@
 
 What `tests/gpu/test_endurance.py` does with the demo, on any checkpoint, such as the slice that `benchmarks.full_width`
 makes. Nearly every look-up reads from the drive: 640 MB a token of that slice, so DIR is best in memory (/dev/shm). A
-file in DIR changes its size now and then. Ends with an error at the first wrong token, hang or leak.
+file in DIR changes its size now and then, and keeps it if this is killed then. Ends with an error at the first wrong
+token, hang or leak; nobody else may use the GPU meanwhile.
 """
 
 from __future__ import annotations
@@ -12,11 +13,13 @@ from __future__ import annotations
 import argparse
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from rich.progress import MofNCompleteColumn, Progress
 
 from benchmarks.report import save, show
+from shared.cuda.device import Device
 from shared.errors import ErrorCode
 from tests.helpers.endurance import Plan, endure
 
@@ -42,9 +45,11 @@ def main() -> None:
             LONGEST,
             KILLS,
             worker={"device": args.device},
+            free_bytes=(lambda: 0) if args.device == "cpu" else free_bytes_of(args.device),
             advance=lambda count: progress.advance(task, count),
         )
         ends = endure(Path(work), args.directory.resolve(), plan)
+    assert set(ends) == set(ENDS), f"not everything happened that should: {dict(ends)}"
     seconds = time.monotonic() - started
     kills = ", ".join(" and ".join(victims) for victims in KILLS)
     figures = {"tokens": args.tokens, "kills": KILLS, "seconds": seconds, "ends": dict(ends)}
@@ -53,6 +58,11 @@ def main() -> None:
         {"killed": kills, "seconds": f"{seconds:.0f}"} | {f"requests ended by {end}": str(ends[end]) for end in ENDS},
     )
     save("endurance", figures)
+
+
+def free_bytes_of(name: str) -> Callable[[], int]:
+    device = Device.named(name)
+    return lambda: device.memory().free
 
 
 if __name__ == "__main__":

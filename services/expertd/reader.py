@@ -45,7 +45,7 @@ class RecordReader:
 
     def __init__(self, direct: bool, depth: int, checksums: Mapping[str, int] | None = None) -> None:
         self._direct = direct
-        self._drive = threading.Semaphore(depth)  # reads in flight; threads that copy or check take no place
+        self._drive = threading.Semaphore(depth)  # checking a record, or waiting for its copy, takes no place
         self._checksums = checksums or {}
         self._files: dict[Path, _OpenFile] = {}
         self._outdated: list[_OpenFile] = []  # other threads may be reading from them
@@ -78,7 +78,7 @@ class RecordReader:
         try:
             nbytes = self._read_record(plan, slot, reads)
         except OSError as error:
-            file = error.filename or plan.extents[0].file  # preadv does not say
+            file = error.filename or plan.extents[0].file
             raise CheckpointError(f"{file}: cannot read {plan.name} ({error.strerror})") from error
         self._compare(plan, slot)
         return nbytes
@@ -113,13 +113,11 @@ class RecordReader:
 
     def _fill(self, targets: Sequence[_Target], files: Sequence[_OpenFile], slot: SlotWriter, reads: Reads) -> int:
         """All of them into their places in the slot; the number of bytes asked of the drive."""
-        descriptors = [file.descriptor for file in files]
-        own = zip(descriptors, targets, strict=True)
-        stretches = [Stretch(descriptor, target.offset, target.out) for descriptor, target in own]
+        stretches = [target.stretch(file.descriptor) for target, file in zip(targets, files, strict=True)]
         with self._drive, closing(reads.read(stretches)) as arrivals:
             for number, begin, end, wanted in arrivals:
                 target = targets[number]
-                end = target.complete(descriptors[number], end, wanted)
+                end = target.complete(stretches[number], end, wanted)
                 if target.is_staging:
                     target.put(slot, begin, end)
         for file, target in zip(files, targets, strict=True):
@@ -174,14 +172,17 @@ class _Target(NamedTuple):
     out: Bytes
     is_staging: bool
 
-    def complete(self, descriptor: int, end: int, wanted: int) -> int:
+    def stretch(self, descriptor: int) -> Stretch:
+        return Stretch(self.extent.file, descriptor, self.offset, self.out)
+
+    def complete(self, stretch: Stretch, end: int, wanted: int) -> int:
         """Read what is missing up to `wanted`; to where there is something now.
 
         The last block of a file may be short, but not of what the extent covers.
         """
         needed = self.extent.offset + self.extent.nbytes - self.offset
         while end < min(wanted, needed):
-            count = os.preadv(descriptor, [self.out[end:wanted].data], self.offset + end)
+            count = stretch.read(end, wanted)
             if count == 0:
                 file, last = self.extent.file, self.offset + needed
                 raise CheckpointError(f"{file}: ends before byte {last}: truncated; download it again")

@@ -14,6 +14,7 @@ import os
 import platform
 from collections import deque
 from collections.abc import Generator, Iterator, Sequence
+from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from services.expertd.landing import Bytes
@@ -64,11 +65,22 @@ class _Event(ctypes.Structure):
 
 
 class Stretch(NamedTuple):
-    """What of a file goes to `out`."""
+    """What of a file goes to `out`. `file` is its name, for errors."""
 
+    file: Path
     descriptor: int
     offset: int
     out: Bytes
+
+    def read(self, begin: int, end: int) -> int:
+        """Read a part of it; how much of that came. Raises OSError, which names the file."""
+        try:
+            return os.preadv(self.descriptor, [self.out[begin:end].data], self.offset + begin)
+        except OSError as error:
+            raise self.error(error.errno) from error
+
+    def error(self, number: int | None) -> OSError:
+        return OSError(number, os.strerror(number or 0), str(self.file))
 
 
 class Arrival(NamedTuple):
@@ -90,7 +102,7 @@ class Reads(Protocol):
         However this ends, nothing is on its way any more; who does not exhaust it, closes it.
 
         Raises:
-            OSError: one of the reads failed.
+            OSError: one of the reads failed; names its file.
         """
 
     def close(self) -> None: ...
@@ -121,7 +133,7 @@ class AsyncReads:
                 yield from arrived  # under the next reads
                 ended = self._wait() if pending else []
                 idle += (number for number, _ in ended)
-                arrived = [_arrival(pending.pop(number), count) for number, count in ended]
+                arrived = [_arrival(stretches, pending.pop(number), count) for number, count in ended]
         finally:
             while len(idle) < DEPTH:
                 idle += (number for number, _ in self._wait())
@@ -136,7 +148,10 @@ class AsyncReads:
         command.descriptor, command.offset = stretch.descriptor, stretch.offset + piece.begin
         command.memory, command.nbytes = stretch.out.ctypes.data + piece.begin, piece.wanted - piece.begin
         pointer = ctypes.c_void_p(ctypes.addressof(command))
-        _system(self._submit, self._context, 1, ctypes.byref(pointer))
+        try:
+            _system(self._submit, self._context, 1, ctypes.byref(pointer))
+        except OSError as error:
+            raise stretch.error(error.errno) from error
 
     def _wait(self) -> list[tuple[int, int]]:
         """At least one command that has ended, by its number: bytes read or a negative errno."""
@@ -153,9 +168,8 @@ class BlockingReads:
 
     def read(self, stretches: Sequence[Stretch]) -> Generator[Arrival, None, None]:
         for piece in _pieces(stretches):
-            descriptor, offset, out = stretches[piece.stretch]
-            count = os.preadv(descriptor, [out[piece.begin : piece.wanted].data], offset + piece.begin)
-            yield _arrival(piece, count)
+            count = stretches[piece.stretch].read(piece.begin, piece.wanted)
+            yield piece._replace(end=piece.begin + count)
 
     def close(self) -> None:
         pass
@@ -163,9 +177,13 @@ class BlockingReads:
 
 def make_reads(count: int) -> list[Reads]:
     """So many, of the best kind that there is here."""
+    made: list[Reads] = []
     try:
-        return [AsyncReads() for _ in range(count)]
+        made.extend(AsyncReads() for _ in range(count))
+        return made
     except OSError as error:
+        for each in made:
+            each.close()
         log.warning("no asynchronous reads here (%s): records are read piece by piece", error.strerror)
         return [BlockingReads() for _ in range(count)]
 
@@ -177,10 +195,10 @@ def _pieces(stretches: Sequence[Stretch]) -> Iterator[Arrival]:
             yield Arrival(number, begin, begin, min(begin + PIECE, len(stretch.out)))
 
 
-def _arrival(piece: Arrival, count: int) -> Arrival:
+def _arrival(stretches: Sequence[Stretch], piece: Arrival, count: int) -> Arrival:
     """With so many bytes; a negative number is that of an error."""
     if count < 0:
-        raise OSError(-count, os.strerror(-count))
+        raise stretches[piece.stretch].error(-count)
     return piece._replace(end=piece.begin + count)
 
 

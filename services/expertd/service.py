@@ -43,7 +43,7 @@ SLOT_POLL_S = 0.0005
 USES_POLL_S = 0.02
 HEAT_SAVE_S = 30.0
 PROGRESS_S = 0.05
-# Threads beyond the reads in flight, so that the drive stays busy while records are copied into their slots.
+# Threads beyond the records that are read at a time: the drive stays busy while others are checked and copied.
 COPYING = 2
 
 
@@ -83,8 +83,9 @@ class ExpertService:
         self._misses_by_layer = [0] * pool.layers
         self._picture = Picture(pool.layers, pool.experts)
         num_threads = config.reader.threads + COPYING
-        # The one that was left last is taken first: its memory may still be in the processor's cache.
         self._lanes = [Lane(make_landing(pool.slab, pool.slot_bytes), reads) for reads in make_reads(num_threads)]
+        # The one that was left last is taken first: its memory may still be in the processor's cache.
+        self._free_lanes = list(self._lanes)
         self._threads = [threading.Thread(target=self._read_loop, name=f"reader {i}") for i in range(num_threads)]
 
     # --- requests, in the socket's thread ------------------------------------------------------------------------
@@ -204,7 +205,7 @@ class ExpertService:
                 if load is not None:
                     if has_next:
                         self._work.notify()  # what waited for the end of another load may need a second reader
-                    return load, self._lanes.pop()
+                    return load, self._free_lanes.pop()
                 self._work.wait(SLOT_POLL_S if has_next else None)
             return None
 
@@ -224,7 +225,7 @@ class ExpertService:
             self._bytes_read += nbytes
             self._io_seconds += elapsed
             ended = self._scheduler.finish(load, is_read=error is None)
-            self._lanes.append(lane)
+            self._free_lanes.append(lane)
         for request in ended:
             if error is None:
                 request.reply(ExpertsFetched())

@@ -210,9 +210,10 @@ def test_a_read_that_is_refused_and_tried_again_takes_no_second_place(
     real_read = AsyncReads.read
 
     def refusing(reads: AsyncReads, stretches: Sequence[Stretch]) -> Generator[Arrival, None, None]:
+        """Once a piece has arrived, and is being copied."""
+        yield from real_read(reads, stretches)
         if fcntl.fcntl(stretches[0].descriptor, fcntl.F_GETFL) & os.O_DIRECT:
             raise OSError(errno.EINVAL, "no O_DIRECT here")
-        return real_read(reads, stretches)
 
     monkeypatch.setattr(AsyncReads, "read", refusing)
     gpu, stream = np.zeros(nbytes, np.uint8), LateStream()

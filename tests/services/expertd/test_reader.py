@@ -149,9 +149,12 @@ def refuse_at_read(monkeypatch, number: int) -> None:
     real_read = AsyncReads.read
 
     def refusing(reads, stretches):
-        if any(fcntl.fcntl(stretch.descriptor, fcntl.F_GETFL) & os.O_DIRECT for stretch in stretches):
-            raise OSError(number, os.strerror(number))
-        return real_read(reads, stretches)
+        """Once a piece has arrived."""
+        with closing(real_read(reads, stretches)) as arrivals:
+            yield next(arrivals)
+            if any(fcntl.fcntl(stretch.descriptor, fcntl.F_GETFL) & os.O_DIRECT for stretch in stretches):
+                raise OSError(number, os.strerror(number))
+            yield from arrivals
 
     monkeypatch.setattr(AsyncReads, "read", refusing)
 
@@ -160,38 +163,57 @@ def refuse_at_read(monkeypatch, number: int) -> None:
 @pytest.mark.parametrize("refuse", [refuse_at_open, refuse_at_read])
 def test_a_file_system_without_o_direct_is_said_once(file, monkeypatch, caplog, refuse, number):
     refuse(monkeypatch, number)
-    slot, second = slot_of(BLOCK), file.with_name("other.safetensors")
+    slot, second = slot_of(3 * BLOCK), file.with_name("other.safetensors")
     second.write_bytes(DATA.tobytes())
     with closing(RecordReader(True, 4)) as reader, closing(AsyncReads()) as reads:
         for path in (file, second):
-            reader.read(plan(path, (5, 100, [(0, 0, 100)])), HostSlot(slot, Staging()), reads)
-            assert np.array_equal(slot[:100], DATA[5:105])
+            slot[:] = 0
+            reader.read(plan(path, (5, 3 * BLOCK, [(0, 0, 3 * BLOCK)])), HostSlot(slot, Staging()), reads)
+            assert np.array_equal(slot, DATA[5 : 3 * BLOCK + 5])
     assert not reader.is_direct
     assert [r.message for r in caplog.records if "O_DIRECT" in r.message] == [
         f"no O_DIRECT here, reading through the page cache file={file}"
     ]
 
 
-def test_a_drive_that_cannot_read_is_named(file, monkeypatch):
-    refuse_at_read(monkeypatch, errno.EIO)
-    with pytest.raises(CheckpointError, match=r"shard\.safetensors: cannot read layers\.0\.\S+ \(Input/output"):
-        read(file, (0, 100, [(0, 0, 100)]))
+@pytest.mark.parametrize("broken", ["shard", "other"])
+def test_the_file_that_cannot_be_read_is_named(file, monkeypatch, broken):
+    """A record may lie in several."""
+    other, real_wait = file.with_name("other.safetensors"), AsyncReads._wait
+    other.write_bytes(DATA.tobytes())
+
+    def failing(reads):
+        paths = [os.readlink(f"/proc/self/fd/{command.descriptor}") for command in reads._commands]
+        return [(n, -errno.EIO if f"{broken}." in paths[n] else count) for n, count in real_wait(reads)]
+
+    monkeypatch.setattr(AsyncReads, "_wait", failing)
+    both = plan(file, (0, 100, [(0, 0, 100)]), (9000, 100, [(0, 100, 100)]))
+    both = both._replace(extents=(both.extents[0], both.extents[1]._replace(file=other)))
+    with (
+        closing(RecordReader(True, 4)) as reader,
+        closing(AsyncReads()) as reads,
+        pytest.raises(CheckpointError, match=rf"{broken}\.safetensors: cannot read layers\.0\.\S+ \(Input/output"),
+    ):
+        reader.read(both, HostSlot(slot_of(BLOCK), Staging()), reads)
 
 
 def test_reads_that_come_in_parts(file, monkeypatch):
     """The kernel may give less than was asked for, now and then."""
     real_read, real_rest = AsyncReads.read, os.preadv
-    monkeypatch.setattr(reads_module, "PIECE", 2 * BLOCK)
+    monkeypatch.setattr(reads_module, "PIECE", 3 * BLOCK)
 
     def short(reads, stretches):
         for number, begin, end, wanted in real_read(reads, stretches):
-            stretches[number].out[begin + 100 : end] = 0
-            yield Arrival(number, begin, begin + 100, wanted)
+            stretches[number].out[begin + BLOCK : end] = 0
+            yield Arrival(number, begin, begin + BLOCK, wanted)
 
     monkeypatch.setattr(AsyncReads, "read", short)
-    monkeypatch.setattr(reader_module.os, "preadv", lambda fd, buffers, at: real_rest(fd, [buffers[0][:BLOCK]], at))
-    slot = read(file, (1, 3 * BLOCK, [(0, 0, 3 * BLOCK)]))
-    assert np.array_equal(slot[: 3 * BLOCK], DATA[1 : 3 * BLOCK + 1])
+    monkeypatch.setattr(reads_module.os, "preadv", lambda fd, buffers, at: real_rest(fd, [buffers[0][:BLOCK]], at))
+    slot = slot_of(3 * BLOCK)
+    with closing(RecordReader(True, 4)) as reader, closing(AsyncReads()) as reads:
+        reader.read(plan(file, (1, 3 * BLOCK, [(0, 0, 3 * BLOCK)])), HostSlot(slot, Staging()), reads)
+        assert reader.is_direct
+    assert np.array_equal(slot, DATA[1 : 3 * BLOCK + 1])
 
 
 def test_nothing_is_left_open(file):

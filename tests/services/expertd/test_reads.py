@@ -16,6 +16,7 @@ import pytest
 from services.expertd import reads as reads_module
 from services.expertd.reads import BLOCK, AsyncReads, BlockingReads, Reads, Stretch, make_reads
 
+HERE = Path("here")
 DATA = np.random.default_rng(2).integers(0, 256, 40 * BLOCK + 77, dtype=np.uint8)
 
 
@@ -51,7 +52,7 @@ def memory(blocks: int) -> np.ndarray:
 def test_everything_arrives_once(reads: Reads, descriptor: int, blocks: int) -> None:
     out = memory(blocks + 1)
     for offset in (0, 3 * BLOCK):  # the second time too
-        arrived = sorted(reads.read([Stretch(descriptor, offset, out[: blocks * BLOCK])]))
+        arrived = sorted(reads.read([Stretch(HERE, descriptor, offset, out[: blocks * BLOCK])]))
         assert arrived == [(0, b, b + BLOCK, b + BLOCK) for b in range(0, blocks * BLOCK, BLOCK)]
         assert np.array_equal(out[: blocks * BLOCK], DATA[offset : offset + blocks * BLOCK])
         assert (out[blocks * BLOCK :] == 1).all()
@@ -60,7 +61,7 @@ def test_everything_arrives_once(reads: Reads, descriptor: int, blocks: int) -> 
 def test_several_stretches(reads: Reads, descriptor: int) -> None:
     places = ((7, 1), (20, 5), (0, 2), (30, 3))
     outs = [memory(blocks) for _, blocks in places]
-    stretches = [Stretch(descriptor, place * BLOCK, out) for (place, _), out in zip(places, outs, strict=True)]
+    stretches = [Stretch(HERE, descriptor, place * BLOCK, out) for (place, _), out in zip(places, outs, strict=True)]
     arrived = list(reads.read(stretches))
     assert len(arrived) == len(set(arrived)) == 11
     for (place, blocks), out in zip(places, outs, strict=True):
@@ -72,7 +73,7 @@ def test_nothing_is_nothing(reads: Reads) -> None:
 
 
 def test_a_file_that_ends_early_comes_short(reads: Reads, descriptor: int) -> None:
-    arrived = sorted(reads.read([Stretch(descriptor, 38 * BLOCK, memory(4))]))
+    arrived = sorted(reads.read([Stretch(HERE, descriptor, 38 * BLOCK, memory(4))]))
     ends = [BLOCK, 2 * BLOCK, 2 * BLOCK + 77, 3 * BLOCK]
     assert [(each.end, each.wanted) for each in arrived] == list(zip(ends, range(BLOCK, 5 * BLOCK, BLOCK), strict=True))
 
@@ -81,11 +82,11 @@ def test_an_error_leaves_nothing_for_the_next_read(reads: Reads, descriptor: int
     folder = os.open(tmp_path, os.O_RDONLY)
     for wrong in (folder, 1_000_000):
         for stretches in ([wrong], [descriptor, wrong], [wrong, descriptor]):
-            with pytest.raises(OSError, match=r"directory|Invalid argument|Bad file descriptor"):
-                list(reads.read([Stretch(each, 0, memory(3)) for each in stretches]))
+            with pytest.raises(OSError, match=r"(directory|Invalid argument|Bad file descriptor): 'here'"):
+                list(reads.read([Stretch(HERE, each, 0, memory(3)) for each in stretches]))
     os.close(folder)
     out = memory(3)
-    assert len(list(reads.read([Stretch(descriptor, 0, out)]))) == 3
+    assert len(list(reads.read([Stretch(HERE, descriptor, 0, out)]))) == 3
     assert np.array_equal(out, DATA[: 3 * BLOCK])
 
 
@@ -95,22 +96,23 @@ def test_an_error_of_one_read_waits_for_the_others(file: Path, monkeypatch: pyte
     own, out = os.open(file, os.O_RDONLY | os.O_DIRECT), memory(8)
     with closing(AsyncReads()) as reads:
         with pytest.raises(OSError, match="Invalid argument") as caught:
-            list(reads.read([Stretch(own, 0, out[: 3 * BLOCK]), Stretch(own, 1, out[3 * BLOCK :])]))
+            list(reads.read([Stretch(HERE, own, 0, out[: 3 * BLOCK]), Stretch(HERE, own, 1, out[3 * BLOCK :])]))
         assert caught.value.errno == errno.EINVAL
         out[:] = 2
         time.sleep(0.1)
         assert (out == 2).all()
-        assert len(list(reads.read([Stretch(own, 0, out)]))) == 8
+        assert len(list(reads.read([Stretch(HERE, own, 0, out)]))) == 8
     os.close(own)
 
 
 def test_nothing_arrives_after_it_was_closed(reads: Reads, descriptor: int) -> None:
     out = memory(30)
-    with closing(reads.read([Stretch(descriptor, 0, out)])) as arrivals:
+    with closing(reads.read([Stretch(HERE, descriptor, 0, out)])) as arrivals:
         next(arrivals)
     out[:] = 3
     time.sleep(0.1)
     assert (out == 3).all()
+    assert len(list(reads.read([Stretch(HERE, descriptor, 0, out)]))) == 30, "its own and no older ones"
 
 
 def test_a_kernel_without_them_is_told_once(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
