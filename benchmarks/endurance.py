@@ -20,12 +20,9 @@ from rich.progress import MofNCompleteColumn, Progress
 
 from benchmarks.report import save, show
 from shared.cuda.device import Device
-from shared.errors import ErrorCode
-from tests.helpers.endurance import Plan, endure
+from tests.helpers.endurance import ENDS, KILLS, Plan, endure
 
 LONGEST = 200
-KILLS = (["expertd"], ["worker"], ["expertd"], ["expertd", "worker"])
-ENDS = ("length", "abort", ErrorCode.PEER_LOST, ErrorCode.IO_ERROR)
 
 
 def main() -> None:
@@ -49,7 +46,6 @@ def main() -> None:
             advance=lambda count: progress.advance(task, count),
         )
         ends = endure(Path(work), args.directory.resolve(), plan)
-    assert set(ends) == set(ENDS), f"not everything happened that should: {dict(ends)}"
     seconds = time.monotonic() - started
     kills = ", ".join(" and ".join(victims) for victims in KILLS)
     figures = {"tokens": args.tokens, "kills": KILLS, "seconds": seconds, "ends": dict(ends)}

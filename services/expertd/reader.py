@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from services.expertd.landing import Bytes, SlotWriter
-from services.expertd.reads import BLOCK, Reads, Stretch
+from services.expertd.reads import Reads, Stretch
+from shared.checkpoint.direct_file import SECTOR_BYTES
 from shared.checkpoint.records import Extent, ReadPlan
 from shared.errors import CheckpointError
 
@@ -217,13 +218,13 @@ def _targets(plan: ReadPlan, slot: SlotWriter) -> list[_Target]:
 
 def _window(extent: Extent) -> tuple[int, int]:
     """Offset and length of the blocks that cover it."""
-    begin = extent.offset // BLOCK * BLOCK
-    return begin, -(-(extent.offset + extent.nbytes) // BLOCK) * BLOCK - begin
+    begin = extent.offset // SECTOR_BYTES * SECTOR_BYTES
+    return begin, -(-(extent.offset + extent.nbytes) // SECTOR_BYTES) * SECTOR_BYTES - begin
 
 
 def _straight(extent: Extent, offset: int, length: int, plan: ReadPlan, slot: SlotWriter) -> Bytes | None:
     (_, target, nbytes), *others = extent.pieces
-    is_aligned = offset == extent.offset and target % BLOCK == 0
+    is_aligned = offset == extent.offset and target % SECTOR_BYTES == 0
     is_whole = not others and is_aligned and (len(plan.extents) == 1 or nbytes == length)
     return slot.memory(target, length) if is_whole else None
 

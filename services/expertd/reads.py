@@ -25,7 +25,6 @@ PIECE = 4 << 20
 """Bytes of one read: large enough for a drive's speed, and the last one's copy is soon done."""
 DEPTH = 2
 """Reads on their way."""
-BLOCK = 4096
 
 # io_setup, io_destroy, io_submit, io_getevents: linux/arch/*/entry/syscalls, linux/include/uapi/asm-generic/unistd.h
 _NUMBERS = {"x86_64": (206, 207, 209, 208), "aarch64": (0, 1, 2, 4)}

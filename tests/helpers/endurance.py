@@ -30,8 +30,12 @@ GROWTH = 32 << 20
 """Bytes that a process may have of its own besides what it had when it was warm: allocators keep some."""
 POOL_GROWTH = 128 << 20
 """The same for the memory that the pool is in, of all services together."""
+KILLS = (["expertd"], ["worker"], ["expertd"], ["expertd", "worker"])
+"""Of the long run: what is killed between rounds."""
 FATES = {"completed": 8, "cancelled": 4, "vanished": 2, "unreadable": 1}
 """What is done to requests, and how often."""
+ENDS = ("length", "abort", ErrorCode.PEER_LOST, ErrorCode.IO_ERROR)
+"""How they end: each fate is met in every round."""
 
 Mishap = Callable[[int], None]
 """Is given the request's id."""
@@ -75,7 +79,7 @@ class Plan:
 
 @no_shared_memory_left()
 def endure(work: Path, checkpoint: Path, plan: Plan) -> Counter[str]:
-    """How many requests ended how: by finish reason or code of the error.
+    """How many requests ended how: by finish reason or code of the error, all of `ENDS`.
 
     `work` is for configs and logs. A file of the checkpoint has another size now and then.
     """
@@ -98,6 +102,7 @@ def endure(work: Path, checkpoint: Path, plan: Plan) -> Counter[str]:
                 course.kill(*victims)
             course.round()
         assert stack.stop() == {"expertd": 0, "worker": 0}
+    assert set(course.ends) == set(ENDS)
     return course.ends
 
 

@@ -31,9 +31,10 @@ from services.expertd import service as service_module
 from services.expertd.landing import HostSlot, Staging
 from services.expertd.landing_cuda import MARGIN, CudaSlot
 from services.expertd.reader import RecordReader
-from services.expertd.reads import BLOCK, Arrival, AsyncReads, Stretch
+from services.expertd.reads import Arrival, AsyncReads, Stretch
 from services.expertd.scheduler import Scheduler
 from services.expertd.slots import Slots
+from shared.checkpoint.direct_file import SECTOR_BYTES as BLOCK
 from shared.checkpoint.records import LARGEST_HOLE, PARTS, Extent, Piece, ReadPlan
 from shared.errors import DeviceError, ErrorCode, ExitCode, ServiceError
 from shared.memory.control_block import ControlBlock

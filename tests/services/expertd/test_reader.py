@@ -19,7 +19,8 @@ from services.expertd import reader as reader_module
 from services.expertd import reads as reads_module
 from services.expertd.landing import HostSlot, Staging
 from services.expertd.reader import RecordReader
-from services.expertd.reads import BLOCK, Arrival, AsyncReads
+from services.expertd.reads import Arrival, AsyncReads
+from shared.checkpoint.direct_file import SECTOR_BYTES as BLOCK
 from shared.checkpoint.records import Extent, Piece, ReadPlan
 from shared.errors import CheckpointError
 

@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 
 from services.expertd import reads as reads_module
-from services.expertd.reads import BLOCK, AsyncReads, BlockingReads, Reads, Stretch, make_reads
+from services.expertd.reads import AsyncReads, BlockingReads, Reads, Stretch, make_reads
+from shared.checkpoint.direct_file import SECTOR_BYTES as BLOCK
 
 HERE = Path("here")
 DATA = np.random.default_rng(2).integers(0, 256, 40 * BLOCK + 77, dtype=np.uint8)
