@@ -22,7 +22,12 @@ from benchmarks.report import save, show
 from shared.cuda.device import Device
 from tests.helpers.endurance import ENDS, KILLS, Plan, endure
 
-LONGEST = 200
+LONGEST = 500
+"""Tokens of an answer. Each prompt of the longest kind reads all experts once a segment: 27 GB of that slice."""
+THREADS = 8
+"""Records that expertd reads at a time."""
+SEGMENT = 128
+"""Tokens of a prompt that are computed together; the longest prompt has two segments."""
 
 
 def main() -> None:
@@ -41,7 +46,11 @@ def main() -> None:
             args.tokens,
             LONGEST,
             KILLS,
-            worker={"device": args.device},
+            sections={
+                "model": {"max_context": 1024},
+                "reader": {"threads": THREADS},
+                "worker": {"device": args.device, "prefill_chunk": SEGMENT},
+            },
             free_bytes=(lambda: 0) if args.device == "cpu" else free_bytes_of(args.device),
             advance=lambda count: progress.advance(task, count),
         )

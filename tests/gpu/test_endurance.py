@@ -18,7 +18,7 @@ DEMO = ROOT / "demo" / "checkpoint"
 
 def test_whatever_happens_answers_are_the_same_and_nothing_grows(tmp_path: Path, device: Device) -> None:
     before = device.memory().free
-    plan = Plan(10_000, 200, KILLS, worker={"device": "cuda"}, free_bytes=lambda: device.memory().free)
+    plan = Plan(10_000, 200, KILLS, sections={"worker": {"device": "cuda"}}, free_bytes=lambda: device.memory().free)
     print(dict(endure(tmp_path, shutil.copytree(DEMO, tmp_path / "checkpoint"), plan)))
     eventually(
         lambda: before - device.memory().free < POOL_GROWTH,

@@ -65,14 +65,14 @@ class Footprint(NamedTuple):
 class Plan:
     """`tokens` are decoded in rounds, and before each round but the first the services of one of `kills` are killed.
 
-    The longest answer has `longest` tokens. `free_bytes` is of the memory that the pool is in. `advance` is told of
-    tokens as they are decoded.
+    The longest answer has `longest` tokens. `sections` are for the services' config. `free_bytes` is of the memory that
+    the pool is in. `advance` is told of tokens as they are decoded.
     """
 
     tokens: int
     longest: int
     kills: Sequence[Sequence[str]]
-    worker: Mapping[str, object] = field(default_factory=dict)
+    sections: Mapping[str, dict[str, object]] = field(default_factory=dict)
     free_bytes: Callable[[], int] = lambda: 0
     advance: Callable[[int], None] = lambda tokens: None
 
@@ -88,13 +88,13 @@ def endure(work: Path, checkpoint: Path, plan: Plan) -> Counter[str]:
     everything = config.num_moe_layers * config.n_routed_experts * slot_bytes
     requests = _requests(config.vocab_size, plan.longest)
     with (
-        _services(work / "all", checkpoint, everything, plan.worker) as stack,
+        _services(work / "all", checkpoint, everything, plan) as stack,
         worker_client(stack.config) as client,
     ):
         answers = [token_ids(generate(client, request)) for request in requests]
         assert stack.stop() == {"expertd": 0, "worker": 0}
     assert [len(ids) for ids in answers] == [request.max_tokens for request in requests]
-    with _services(work / "least", checkpoint, least_slots(config) * slot_bytes, plan.worker) as stack:
+    with _services(work / "least", checkpoint, least_slots(config) * slot_bytes, plan) as stack:
         shard = TensorIndex.open(checkpoint)["layers.3.ffn.experts.0.w1.weight"].file
         course = Course(stack, requests, answers, shard, plan)
         for victims in ((), *plan.kills):
@@ -107,9 +107,9 @@ def endure(work: Path, checkpoint: Path, plan: Plan) -> Counter[str]:
 
 
 @contextmanager
-def _services(directory: Path, checkpoint: Path, cache_bytes: int, worker: Mapping[str, object]) -> Iterator[Stack]:
+def _services(directory: Path, checkpoint: Path, cache_bytes: int, plan: Plan) -> Iterator[Stack]:
     directory.mkdir()
-    path = write_config(directory / "icebox.toml", checkpoint, cache={"bytes": cache_bytes}, worker=dict(worker))
+    path = write_config(directory / "icebox.toml", checkpoint, cache={"bytes": cache_bytes}, **plan.sections)
     with running(path, "expertd", "worker") as stack:
         yield stack
 
