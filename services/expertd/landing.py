@@ -39,6 +39,9 @@ class SlotWriter(Protocol):
 class Landing(Protocol):
     """A way into the slots, for one record after another."""
 
+    def enter_thread(self) -> None:
+        """Once in each thread that lands anything. Raises DeviceError."""
+
     def into(self, slot: int) -> AbstractContextManager[SlotWriter]:
         """The slot is written inside the block, by nobody after it: whether or not reading failed, nothing is on the
         way any more. If the block ends well, all was seen to be in the slot, which may be published.
@@ -91,6 +94,9 @@ class HostLanding:
     def __init__(self, slab: HostSlab, slot_bytes: int) -> None:
         self._slots = slab.view().reshape(-1, slot_bytes)
         self._staging = Staging()
+
+    def enter_thread(self) -> None:
+        pass
 
     @contextmanager
     def into(self, slot: int) -> Iterator[SlotWriter]:

@@ -30,9 +30,11 @@ class CudaLanding:
         self._buffer = PinnedBuffer(slab.device, slot_bytes + MARGIN)
         self._stream = CopyStream(slab.device)
 
+    def enter_thread(self) -> None:
+        self._slab.device.use()
+
     @contextmanager
     def into(self, slot: int) -> Iterator[CudaSlot]:
-        self._slab.device.use()
         try:
             yield CudaSlot(self._slab.address + slot * self._slot_bytes, self._buffer.view, self._stream)
         finally:

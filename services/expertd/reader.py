@@ -102,15 +102,16 @@ class RecordReader:
 
     def _read_record(self, plan: ReadPlan, slot: SlotWriter, reads: Reads) -> int:
         files = [self._open(extent.file) for extent in plan.extents]
-        for extent, file in zip(plan.extents, files, strict=True):
-            _check_unchanged(extent.file, file)
         targets = _targets(plan, slot)
         try:
             return self._fill(targets, files, slot, reads)
         except OSError as error:
             if error.errno not in NOT_DIRECT or not any(file.is_direct for file in files):
                 raise
-        return self._fill(targets, [self._reopen(extent.file) for extent in plan.extents], slot, reads)
+            return self._fill(targets, [self._reopen(extent.file) for extent in plan.extents], slot, reads)
+        finally:  # now and not first: the drive is asked sooner, and the last copy runs meanwhile
+            for extent, file in zip(plan.extents, files, strict=True):
+                _check_unchanged(extent.file, file)
 
     def _fill(self, targets: Sequence[_Target], files: Sequence[_OpenFile], slot: SlotWriter, reads: Reads) -> int:
         """All of them into their places in the slot; the number of bytes asked of the drive."""

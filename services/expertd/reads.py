@@ -122,12 +122,13 @@ class AsyncReads:
 
     def read(self, stretches: Sequence[Stretch]) -> Generator[Arrival, None, None]:
         waiting, arrived = deque(_pieces(stretches)), list[Arrival]()
+        addresses = [stretch.out.ctypes.data for stretch in stretches]
         idle, pending = list(range(DEPTH)), dict[int, Arrival]()
         try:
             while waiting or pending or arrived:
                 while waiting and idle:
                     piece = waiting.popleft()
-                    self._start(idle[-1], stretches[piece.stretch], piece)
+                    self._start(idle[-1], stretches[piece.stretch], addresses[piece.stretch], piece)
                     pending[idle.pop()] = piece
                 yield from arrived  # under the next reads
                 ended = self._wait() if pending else []
@@ -142,10 +143,10 @@ class AsyncReads:
             _system(self._destroy, self._context)
             self._context.value = 0
 
-    def _start(self, number: int, stretch: Stretch, piece: Arrival) -> None:
+    def _start(self, number: int, stretch: Stretch, address: int, piece: Arrival) -> None:
         command = self._commands[number]
         command.descriptor, command.offset = stretch.descriptor, stretch.offset + piece.begin
-        command.memory, command.nbytes = stretch.out.ctypes.data + piece.begin, piece.wanted - piece.begin
+        command.memory, command.nbytes = address + piece.begin, piece.wanted - piece.begin
         pointer = ctypes.c_void_p(ctypes.addressof(command))
         try:
             _system(self._submit, self._context, 1, ctypes.byref(pointer))

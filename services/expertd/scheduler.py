@@ -255,10 +255,10 @@ class Scheduler(Generic[T]):
 
     def _first_queue(self) -> deque[Load[T]] | None:
         """The most urgent one that has a load, unless that must wait for what is in flight."""
-        urgency = next((urgency for urgency in Urgency if self._queues[urgency]), None)
-        if urgency is None or (urgency > Urgency.AHEAD and not self._has_room_behind()):
-            return None
-        return self._queues[urgency]
+        for urgency, queue in enumerate(self._queues):
+            if queue:
+                return queue if urgency <= Urgency.AHEAD or self._has_room_behind() else None
+        return None
 
     def _has_room_behind(self) -> bool:
         """Whether one more load may start that nobody waits for.

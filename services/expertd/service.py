@@ -193,6 +193,8 @@ class ExpertService:
             thread.start()
 
     def _read_loop(self) -> None:
+        for lane in self._lanes:
+            lane.landing.enter_thread()
         while (taken := self._take()) is not None:
             self._read(*taken)
 

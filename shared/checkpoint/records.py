@@ -87,12 +87,13 @@ class ReadPlan(NamedTuple):
 
 
 class ExpertRecords:
-    """Read plans of every expert of a checkpoint, made on demand."""
+    """Read plans of every expert of a checkpoint, made on demand and kept: a miss waits for its plan."""
 
     def __init__(self, index: TensorIndex, config: ModelConfig) -> None:
         self._index = index
         self._config = config
         self.layout = RecordLayout.of(config)
+        self._plans: dict[tuple[int, int], ReadPlan] = {}
 
     @property
     def files(self) -> tuple[Path, ...]:
@@ -101,13 +102,10 @@ class ExpertRecords:
 
     def plan(self, moe_layer: int, expert: int) -> ReadPlan:
         """The fewest reads that fetch a record. Raises CheckpointError if a tensor is missing or of another shape."""
-        prefix = f"{self._config.layer_prefix(moe_layer)}ffn.experts.{expert}."
-        located = [(self._locate(prefix, part), part) for part in self.layout.parts]
-        located.sort(key=lambda item: (item[0].file, item[0].offset))
-        extents: list[Extent] = []
-        for info, part in located:
-            extents[-1:] = _extend(extents[-1] if extents else None, info, part)
-        return ReadPlan(prefix.rstrip("."), tuple(extents))
+        key = moe_layer, expert
+        if (plan := self._plans.get(key)) is None:
+            plan = self._plans[key] = self._made_plan(*key)
+        return plan
 
     def read_record(self, moe_layer: int, expert: int, out: memoryview) -> None:
         """Read one record into `out` [>= record_bytes], buffered. For a process that has no expertd.
@@ -119,6 +117,15 @@ class ExpertRecords:
             data = _read(extent)
             for source, target, nbytes in extent.pieces:
                 out[target : target + nbytes] = data[source : source + nbytes]
+
+    def _made_plan(self, moe_layer: int, expert: int) -> ReadPlan:
+        prefix = f"{self._config.layer_prefix(moe_layer)}ffn.experts.{expert}."
+        located = [(self._locate(prefix, part), part) for part in self.layout.parts]
+        located.sort(key=lambda item: (item[0].file, item[0].offset))
+        extents: list[Extent] = []
+        for info, part in located:
+            extents[-1:] = _extend(extents[-1] if extents else None, info, part)
+        return ReadPlan(prefix.rstrip("."), tuple(extents))
 
     def _locate(self, prefix: str, part: Part) -> TensorInfo:
         info = self._index[prefix + part.name]

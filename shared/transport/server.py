@@ -25,6 +25,7 @@ from shared.runtime.state import ServiceState
 from shared.transport.request import Request
 from shared.transport.sockets import (
     ONE_WAY_ID,
+    has_input,
     monitor_events,
     monitor_socket,
     pack_id,
@@ -177,11 +178,9 @@ class Server:
 
     def _receive(self) -> None:
         for _ in range(RECEIVE_BURST):
-            try:
-                frames = self._socket.recv_multipart(zmq.NOBLOCK)
-            except zmq.Again:
+            if not has_input(self._socket):
                 return
-            peer, *rest = frames
+            peer, *rest = self._socket.recv_multipart(zmq.NOBLOCK)
             request_id = unpack_id(rest[0]) if rest else None
             if request_id is None or len(rest) != 2:
                 self._refuse(peer, request_id or ONE_WAY_ID, ErrorCode.BAD_MESSAGE, "frames are not [id][message]")

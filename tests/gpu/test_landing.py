@@ -64,7 +64,7 @@ def read_all(
     wrong: list[int] = []
 
     def run(thread: int, landing: Landing, reads: Reads) -> None:
-        slab.device.use()
+        landing.enter_thread()
         while True:
             try:
                 number = work.get_nowait()

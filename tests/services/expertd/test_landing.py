@@ -57,6 +57,9 @@ class SlowLanding:
         self._rng = random.Random(7)
         self._staging = Staging()
 
+    def enter_thread(self) -> None:
+        pass
+
     @contextmanager
     def into(self, slot: int) -> Iterator[HostSlot]:
         self._demand_withdrawn(slot)
