@@ -3,8 +3,8 @@
     python -m benchmarks.endurance DIR [--device cuda] [--tokens 10000]
 
 What `tests/gpu/test_endurance.py` does with the demo, on any checkpoint, such as the slice that `benchmarks.full_width`
-makes. Nearly every look-up reads from the drive: 640 MB a token of that slice, so DIR is best in memory (/dev/shm). A
-file in DIR changes its size now and then, and keeps it if this is killed then. Ends with an error at the first wrong
+makes, or better its pack. Nearly every look-up reads from the drive: 640 MB a token of that slice, so DIR is best in
+memory (/dev/shm). A file in DIR changes its size now and then, and keeps it if this is killed then. Ends with an error at the first wrong
 token, hang or leak; nobody else may use the GPU meanwhile.
 """
 
@@ -22,8 +22,8 @@ from benchmarks.report import save, show
 from shared.cuda.device import Device
 from tests.helpers.endurance import ENDS, KILLS, Plan, endure
 
-LONGEST = 500
-"""Tokens of an answer. Each prompt of the longest kind reads all experts once a segment: 27 GB of that slice."""
+LONGEST = 800
+"""Tokens of an answer. A prompt of the longest kind reads all experts once a segment: 27 GB of that slice."""
 THREADS = 8
 """Records that expertd reads at a time."""
 SEGMENT = 128

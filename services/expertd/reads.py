@@ -21,8 +21,9 @@ from services.expertd.landing import Bytes
 
 log = logging.getLogger(__name__)
 
-PIECE = 4 << 20
-"""Bytes of one read: large enough for a drive's speed, and the last one's copy is soon done."""
+PIECE = 8 << 20
+"""Bytes of one read. Smaller ones would leave less to copy after the last, and each takes a reader's turns: with six
+readers at work, waiting for Python's lock costs more than a copy."""
 DEPTH = 2
 """Reads on their way."""
 
