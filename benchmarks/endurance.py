@@ -4,8 +4,8 @@
 
 What `tests/gpu/test_endurance.py` does with the demo, on any checkpoint, such as the slice that `benchmarks.full_width`
 makes, or better its pack. Nearly every look-up reads from the drive: 640 MB a token of that slice, so DIR is best in
-memory (/dev/shm). A file in DIR changes its size now and then, and keeps it if this is killed then. Ends with an error at the first wrong
-token, hang or leak; nobody else may use the GPU meanwhile.
+memory (/dev/shm). A file in DIR changes its size now and then, and keeps it if this is killed then. Ends with an error
+at the first wrong token, hang or leak; nobody else may use the GPU meanwhile.
 """
 
 from __future__ import annotations
