@@ -55,11 +55,12 @@ def main() -> None:
             advance=lambda count: progress.advance(task, count),
         )
         ends = endure(Path(work), args.directory.resolve(), plan)
+        tokens = int(progress.tasks[task].completed)
     seconds = time.monotonic() - started
     kills = ", ".join(" and ".join(victims) for victims in KILLS)
-    figures = {"tokens": args.tokens, "kills": KILLS, "seconds": seconds, "ends": dict(ends)}
+    figures = {"tokens": tokens, "kills": KILLS, "seconds": seconds, "ends": dict(ends)}
     show(
-        f"{args.tokens:,} tokens in the smallest pool: every answer as with everything in the pool",
+        f"{tokens:,} tokens in the smallest pool: every answer as with everything in the pool",
         {"killed": kills, "seconds": f"{seconds:.0f}"} | {f"requests ended by {end}": str(ends[end]) for end in ENDS},
     )
     save("endurance", figures)

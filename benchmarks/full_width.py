@@ -11,6 +11,7 @@ Makes the slice in DIR (31 GB; Zipf-skewed routing) unless it is there, measures
 * misses: what a miss costs beside the disk and the bus (`benchmarks.decode_misses`);
 * bits: graphs beside their kernels launched one by one (`benchmarks.decode_bits`).
 
+Each part has a file of its own in `results`: `full_width.json` for the services, the others under their modules' names.
 Of the kernels `ms_per_layer` is a step's time over its layers, `ms_per_layer_without_start_head_sampling` the layers'
 alone.
 """
@@ -69,16 +70,15 @@ def main() -> None:
         print(f"{report.nbytes / 1e9:.1f} GB written in {time.monotonic() - started:.0f} s", flush=True)
     bytes_per_s = ceiling()
     torch.cuda.empty_cache()
-    measures: dict[str, Callable[[], Any]] = {
-        "services": lambda: through_services(args.directory, args.tokens, bytes_per_s, args.plot),
-        "kernels": lambda: _alone(decode_profile.measure, args.directory, bytes_per_s),
-        "misses": lambda: _alone(decode_misses.measure, args.directory, args.tokens),
-        "bits": lambda: _alone(decode_bits.measure, args.directory),
+    measures: dict[str, tuple[str, Callable[[], Any]]] = {
+        "services": ("full_width", lambda: through_services(args.directory, args.tokens, bytes_per_s, args.plot)),
+        "kernels": ("decode_profile", lambda: _alone(decode_profile.measure, args.directory, bytes_per_s)),
+        "misses": ("decode_misses", lambda: _alone(decode_misses.measure, args.directory, args.tokens)),
+        "bits": ("decode_bits", lambda: _alone(decode_bits.measure, args.directory)),
     }
-    figures: dict[str, Any] = {"ceiling_tb_s": bytes_per_s / 1e12}
     for part in args.parts:
-        figures[part] = measures[part]()
-        print(save("full_width", figures), flush=True)  # after each, for the next may fail
+        name, measure = measures[part]
+        print(save(name, measure()), flush=True)
 
 
 def _alone(measure: Callable[..., Any], *arguments: Any) -> Any:

@@ -18,7 +18,7 @@ from helpers.gpu import ROOT, read_gpu
 from services.expertd.landing import Bytes, Landing, SlotWriter, make_landing
 from services.expertd.landing_cuda import CudaLanding
 from services.expertd.reader import RecordReader
-from services.expertd.reads import Reads, make_reads
+from services.expertd.reads import PIECE, Reads, make_reads
 from services.expertd.service import COPYING
 from shared.checkpoint.records import Extent, Piece, ReadPlan
 from shared.cuda.device import Device
@@ -26,8 +26,8 @@ from shared.errors import DeviceError
 from shared.memory.cuda_slab import CudaSlab
 from shared.memory.slab import create_slab
 
-SLOT_BYTES = 13_369_344  # one expert of the published model
-RECORDS = 40
+SLOT_BYTES = 3 * PIECE  # with two on their way, the third is read while the first is copied
+RECORDS = 24
 DEPTH = 4
 
 
