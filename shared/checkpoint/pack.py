@@ -15,7 +15,7 @@ from pathlib import Path
 from shared.checkpoint.config import ModelConfig
 from shared.checkpoint.index import INDEX_NAME, TensorIndex
 from shared.checkpoint.manifest import MANIFEST_NAME, Manifest, PackedFile, load_manifest
-from shared.checkpoint.pack_file import JOURNAL_BYTES, write_output
+from shared.checkpoint.pack_file import JOURNAL_BYTES, is_whole, write_output
 from shared.checkpoint.pack_layout import OutputFile, output_files
 from shared.checkpoint.pack_source import Shards, copy_small_files, needed_space
 from shared.checkpoint.pack_state import STATE_NAME, PackState, SourceTable, write_atomically
@@ -57,7 +57,7 @@ def pack(
     try:
         out.mkdir(parents=True, exist_ok=True)
         with PackState(out) as state:
-            finished = load_manifest(out)
+            finished = _load_whole(out)
             table = state.source()
             if finished and not table and not _is_whole(source):
                 state.remove()
@@ -76,6 +76,15 @@ def _check_places(source: Path, out: Path) -> None:
     ours = (out / STATE_NAME).exists() or (out / MANIFEST_NAME).exists()
     if out.exists() and not ours and (not out.is_dir() or any(out.iterdir())):
         raise CheckpointError(f"{out}: exists and is not a pack; choose another name or delete it")
+
+
+def _load_whole(out: Path) -> Manifest | None:
+    """The manifest of a finished pack that has all its files."""
+    manifest = load_manifest(out)
+    for name, file in manifest.files.items() if manifest else ():
+        if not is_whole(out / name, file.nbytes):
+            raise CheckpointError(f"{out / name}: missing or truncated; pack the checkpoint anew, into another place")
+    return manifest
 
 
 def _is_whole(source: Path) -> bool:

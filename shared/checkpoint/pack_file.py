@@ -17,7 +17,7 @@ from shared.checkpoint.direct_reader import DirectReader, Span, read_ahead, span
 from shared.checkpoint.manifest import PackedFile
 from shared.checkpoint.pack_layout import OutputFile, Stretch
 from shared.checkpoint.pack_source import Shards
-from shared.checkpoint.pack_state import PackState, SourceTable, sync_directory
+from shared.checkpoint.pack_state import Journal, PackState, SourceTable, sync_directory
 from shared.checkpoint.stream_writer import StreamWriter
 from shared.errors import CheckpointError
 
@@ -37,12 +37,18 @@ def write_output(
 ) -> PackedFile:
     """Write `file` into `out`, or the rest of it. `advance` is told of every byte of it, old and new.
 
+    A file that its journal calls complete, but that is not there whole any more, is begun anew.
+
     Raises:
         CheckpointError: a shard has changed or ends too early.
         OSError: something cannot be read or written; the journal is right all the same.
     """
     final, partial = out / file.name, out / f"{file.name}.partial"
     journal = state.journal(file.name)
+    if journal.complete and not is_whole(partial if partial.exists() else final, file.nbytes):
+        journal = Journal()
+        # Otherwise a kill would leave a journal that calls the new beginnings complete.
+        state.record(file.name, _packed(file, journal.checksums), complete=False)
     if not journal.complete:
         shards.check(file)
         writing = _Writing(file, source, state, advance, journal_bytes)
@@ -53,6 +59,11 @@ def write_output(
         partial.replace(final)
         sync_directory(out)
     return _packed(file, journal.checksums)
+
+
+def is_whole(path: Path, nbytes: int) -> bool:
+    """Whether a file that was written is still there with its full size."""
+    return path.exists() and path.stat().st_size == nbytes
 
 
 def _packed(file: OutputFile, checksums: list[Checksum]) -> PackedFile:

@@ -27,8 +27,11 @@ class Shards:
         self._last_user = {shard: name for name, shards in self._of.items() for shard in shards}
 
     def check(self, file: OutputFile) -> None:
-        """Raises CheckpointError if a shard that `file` needs is not what it was when packing began."""
+        """Raises CheckpointError if a shard that `file` needs is gone or not what it was when packing began."""
         for shard in self._of[file.name]:
+            if not shard.exists():
+                advice = "download it again and give the same command again"
+                raise CheckpointError(f"{shard}: missing, and {file.name} is made of it; {advice}")
             before = {name: info for name, info in self._source.tensors.items() if info.file == shard}
             if read_header(shard) != before:
                 raise CheckpointError(f"{shard}: has changed since packing began; delete the output and pack again")

@@ -149,6 +149,38 @@ def test_a_partial_file_that_is_shorter_than_its_journal_is_begun_anew(
     assert_same_tree(out, packed)
 
 
+@pytest.mark.parametrize("size", [None, 0, 5000])
+def test_a_file_that_was_complete_and_is_lost_is_written_anew(tmp_path: Path, packed: Path, size: int | None) -> None:
+    out = tmp_path / "out"
+    assert run_and_die(lambda: pack(tiny_checkpoint(), out, False, killer(900_000), JOURNAL_BYTES))
+    lost = out / "layers.0.safetensors"
+    lost.unlink() if size is None else os.truncate(lost, size)
+    assert run_and_die(lambda: pack(tiny_checkpoint(), out, False, killer(150_000), JOURNAL_BYTES))
+    pack(tiny_checkpoint(), out, journal_bytes=JOURNAL_BYTES)
+    assert_same_tree(out, packed)
+
+
+def test_a_file_that_is_lost_with_its_source_is_named(tmp_path: Path) -> None:
+    source, out = copy_of_tiny(tmp_path), tmp_path / "out"
+    assert run_and_die(lambda: pack(source, out, True, killer(900_000), JOURNAL_BYTES))
+    (out / "layers.0.safetensors").unlink()
+    for _ in range(2):
+        with pytest.raises(CheckpointError, match=r"model-\S+: missing, and layers.0.safetensors is made of it"):
+            pack(source, out, True)
+
+
+@pytest.mark.parametrize("delete_source", [False, True])
+@pytest.mark.parametrize("size", [None, 5000])
+def test_a_finished_pack_that_lost_a_file_says_so(tmp_path: Path, size: int | None, delete_source: bool) -> None:
+    source, out = copy_of_tiny(tmp_path), tmp_path / "out"
+    pack(source, out)
+    lost = out / "layers.0.safetensors"
+    lost.unlink() if size is None else os.truncate(lost, size)
+    with pytest.raises(CheckpointError, match=r"layers.0.safetensors: missing or truncated; pack the checkpoint anew"):
+        pack(source, out, delete_source)
+    assert len(list(source.glob("*.safetensors"))) == 8
+
+
 def test_killed_while_deleting_the_source_nothing_is_lost(tmp_path: Path, packed: Path) -> None:
     rng = random.Random(11)
     total = sum(path.stat().st_size for path in packed.glob("*.safetensors"))
