@@ -28,6 +28,11 @@ class PackedFile:
     header_sha256: str
     checksums: tuple[Checksum, ...]
 
+    def with_header(self) -> list[Checksum]:
+        """The checksums of the file from its first byte on, the header's too."""
+        begin = min((checksum.offset for checksum in self.checksums), default=self.nbytes)
+        return [Checksum("header", 0, begin, "sha256", self.header_sha256), *self.checksums]
+
 
 @dataclass(frozen=True, slots=True)
 class Manifest:

@@ -13,7 +13,7 @@ from pathlib import Path
 from shared.checkpoint.checksums import Checksum, lfs_pointer, published_checksum
 from shared.checkpoint.config import ModelConfig
 from shared.checkpoint.index import check_place, read_weight_map
-from shared.checkpoint.manifest import PackedFile, load_manifest
+from shared.checkpoint.manifest import load_manifest
 from shared.checkpoint.safetensors_header import TensorInfo, read_header
 from shared.checkpoint.schedule import expected_tensors
 from shared.checkpoint.verify_data import examine
@@ -114,11 +114,6 @@ def _schedule_problems(config: ModelConfig, weight_map: dict[str, str], headers:
 def _checksums(directory: Path, headers: Headers) -> dict[str, list[Checksum]]:
     manifest = load_manifest(directory)
     if manifest:
-        return {name: _manifest_checksums(file) for name, file in manifest.files.items() if name in headers}
+        return {name: file.with_header() for name, file in manifest.files.items() if name in headers}
     published = {name: published_checksum(directory / name) for name in headers}
     return {name: [checksum] for name, checksum in published.items() if checksum}
-
-
-def _manifest_checksums(file: PackedFile) -> list[Checksum]:
-    begin = min((checksum.offset for checksum in file.checksums), default=file.nbytes)
-    return [Checksum("header", 0, begin, "sha256", file.header_sha256), *file.checksums]

@@ -217,6 +217,19 @@ def test_a_pack_that_reads_back_wrong_keeps_the_source(tmp_path: Path, monkeypat
     assert len(list(source.glob("*.safetensors"))) == 8
 
 
+@pytest.mark.parametrize("finished", [False, True])
+@pytest.mark.parametrize("at", [0, 8, 4096])
+def test_a_pack_that_was_damaged_meanwhile_keeps_the_source(tmp_path: Path, at: int, finished: bool) -> None:
+    source, out = copy_of_tiny(tmp_path), tmp_path / "out"
+    run_and_die(lambda: pack(source, out, False, killer(10**9 if finished else 900_000), JOURNAL_BYTES))
+    with (out / "layers.0.safetensors").open("r+b") as file:
+        file.seek(at)
+        file.write(b"damaged")
+    with pytest.raises(CheckpointError, match=r"layers.0.safetensors: .*nothing of its source was deleted"):
+        pack(source, out, delete_source=True)
+    assert len(list(source.glob("*.safetensors"))) == 8
+
+
 def test_a_full_disk_is_said_and_can_be_gone_on_from(
     tmp_path: Path, packed: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
