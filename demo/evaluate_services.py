@@ -13,8 +13,11 @@ from pathlib import Path
 from demo.questions import Question, Verdict, is_right, questions, summary, table
 from services.cli.conversation import Answer
 from services.cli.front_client import FrontClient
+from services.cli.options import check_output, chosen_config
+from services.cli.outcome import run_to_end
+from services.cli.progress import counter
 from services.front.tokenizer import Tokenizer
-from shared.config import Config, default_config_path, load_config
+from shared.config import Config
 from shared.protocol.messages import Chat
 
 
@@ -41,8 +44,11 @@ def run(config: Config, share: float) -> dict[str, list[Verdict]]:
     verdicts: dict[str, list[Verdict]] = {}
     try:
         client.connect()
-        for question in questions(lambda text: len(tokenizer.encode([(text, False)])), share):
-            verdicts.setdefault(question.category, []).append(ask(client, question))
+        asked = questions(lambda text: len(tokenizer.encode([(text, False)])), share)
+        with counter("asking", len(asked)) as done:
+            for question in asked:
+                verdicts.setdefault(question.category, []).append(ask(client, question))
+                done()
     finally:
         client.close()
     print(table(verdicts))
@@ -53,13 +59,23 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="icebox eval", description="Ask held-out questions of the running services.")
     parser.add_argument("name", choices=("demo",), help="the set of questions")
     parser.add_argument("--config", "-c", type=Path, help="the deployment's TOML file")
-    parser.add_argument("--share", type=float, default=1.0, help="of every category (%(default)s)")
+    parser.add_argument("--share", type=share, default=1.0, help="of every category (%(default)s)")
     parser.add_argument("--out", type=Path, help="JSON file for the numbers")
     args = parser.parse_args()
-    verdicts = run(load_config(args.config or default_config_path()), args.share)
+    if args.out is not None:
+        check_output(args.out)
+    verdicts = run(chosen_config(args.config), args.share)
     if args.out is not None:
         args.out.write_text(json.dumps(summary(verdicts), indent=2) + "\n", encoding="utf-8")
 
 
+def share(text: str) -> float:
+    """Of a category, above 0. Raises what argparse turns into a usage error."""
+    value = float(text)
+    if not 0 < value <= 1:
+        raise argparse.ArgumentTypeError(f"{text} is not above 0 and at most 1")
+    return value
+
+
 if __name__ == "__main__":
-    main()
+    run_to_end(main)

@@ -1,6 +1,7 @@
-"""The `icebox` command: finds the subcommand, turns our errors into one line and an exit code.
+"""The `icebox` command: finds the subcommand.
 
-Only the chosen subcommand's module is imported, so that a command starts as fast as what it needs.
+Only the chosen subcommand's module is imported, so that a command starts as fast as what it needs. What takes time to
+import is imported where Ctrl-C is an ordinary end.
 """
 
 from __future__ import annotations
@@ -8,10 +9,12 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
-import typer
+from services.cli.outcome import run_to_end
 
-from shared.errors import ErrorCode, ExitCode, IceboxError, ServiceError
+if TYPE_CHECKING:
+    import typer
 
 # Each is a function, or a group of commands, of the same name in services.cli.<name>; shown in this order.
 COMMANDS = (
@@ -25,17 +28,18 @@ _ANYTHING = {"ignore_unknown_options": True, "allow_extra_args": True}
 
 def main() -> None:
     """Entry point of the console script; leaves by SystemExit."""
+    run_to_end(_run)
+
+
+def _run() -> None:
     chosen = sys.argv[1] if len(sys.argv) > 1 else ""
-    app = build([chosen] if chosen in COMMANDS else COMMANDS)
-    try:
-        app(prog_name="icebox")
-    except IceboxError as error:
-        print(f"icebox: {error.detail if isinstance(error, ServiceError) else error}", file=sys.stderr)
-        sys.exit(exit_code(error))
+    build([chosen] if chosen in COMMANDS else COMMANDS)(prog_name="icebox")
 
 
 def build(names: Iterable[str]) -> typer.Typer:
     """The command line with these subcommands."""
+    import typer
+
     app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, callback=_icebox)
     for name in names:
         function = getattr(importlib.import_module(f"services.cli.{name}"), name)
@@ -49,15 +53,6 @@ def build(names: Iterable[str]) -> typer.Typer:
 
 def _icebox() -> None:
     """Run Mixture-of-Experts models larger than memory."""
-
-
-def exit_code(error: IceboxError) -> int:
-    """What the shell gets: a refused request is the caller's mistake or misfortune, not a crash."""
-    if not isinstance(error, ServiceError):
-        return error.exit_code
-    return {ErrorCode.BAD_REQUEST: ExitCode.USAGE, ErrorCode.PEER_LOST: ExitCode.PEER_LOST}.get(
-        error.code, ExitCode.FAILED
-    )
 
 
 if __name__ == "__main__":

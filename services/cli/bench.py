@@ -20,6 +20,7 @@ from rich.console import Console
 from services.cli.bench_figures import Floor, Run, floor_of, fractions_table, phase, phases_table
 from services.cli.bench_plot import check_plots, draw
 from services.cli.bench_services import running
+from services.cli.options import check_output, finite
 from shared.checkpoint.config import ModelConfig
 from shared.checkpoint.records import RecordLayout, least_slots
 from shared.config import Config, gpu_ordinal, load_config
@@ -60,9 +61,12 @@ def decode(
     ] = None,
     prompt: Annotated[int, typer.Option(min=1, help="Tokens of the prompt by which prefill is measured.")] = 512,
     seed: Annotated[int, typer.Option(min=0, help="Of the prompts and of sampling.")] = 0,
-    temperature: Annotated[float, typer.Option(min=0.0, help="0 is greedy; random weights then repeat.")] = 0.0,
+    temperature: Annotated[
+        float, typer.Option(min=0.0, callback=finite, help="0 is greedy; random weights then repeat.")
+    ] = 0.0,
     ceiling: Annotated[
-        float | None, typer.Option(min=0.001, help="Measured memory bandwidth in TB/s.", show_default="the GPU's")
+        float | None,
+        typer.Option(min=0.001, callback=finite, help="Measured memory bandwidth in TB/s.", show_default="the GPU's"),
     ] = None,
     timeout: Annotated[float, typer.Option(help="Seconds until the services must be ready.")] = 900.0,
     json_out: Annotated[Path | None, typer.Option("--json", help="Write the figures to this file.")] = None,
@@ -110,8 +114,7 @@ def backbone_experts(model: ModelConfig) -> int:
 def _check(config: Config, load: Load, outputs: Sequence[Path]) -> None:
     """Raises ConfigError for what would fail only after minutes of measuring."""
     for path in outputs:
-        if path.is_dir() or not path.absolute().parent.is_dir():
-            raise ConfigError(f"{path}: cannot be written; name a file in a directory that exists")
+        check_output(path)
     longest = max(load.tokens + 1, load.prompt_tokens + 1)
     if longest > config.model.max_context:
         raise ConfigError(

@@ -180,6 +180,13 @@ def test_results_that_could_not_be_written(tmp_path: Path, capsys: pytest.Captur
         assert f"{path}: cannot be written" in err
 
 
+@pytest.mark.parametrize("option", ["--ceiling", "--temperature"])
+@pytest.mark.parametrize("value", ["nan", "inf", "-1"])
+def test_numbers_that_nothing_can_be_measured_with(capsys: pytest.CaptureFixture[str], option: str, value: str) -> None:
+    code, _, err = icebox(capsys, "bench", "decode", DEMO, option, value)
+    assert (code, f"Invalid value for '{option}'" in err) == (ExitCode.USAGE, True)
+
+
 @pytest.mark.system
 def test_the_demo(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "out.json"

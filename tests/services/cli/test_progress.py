@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from services.cli.progress import loading_bars
+from services.cli.progress import counter, loading_bars
 from shared.protocol.messages import Pong
 
 GIB = 1 << 30
@@ -55,3 +55,24 @@ def test_a_bar_ends_with_what_it_was_for(monkeypatch: pytest.MonkeyPatch, capsys
         show([WAITING], [WAITING])
         capsys.readouterr()
     assert "GiB" not in capsys.readouterr().err
+
+
+def test_a_count_on_a_terminal_and_what_is_printed_meanwhile(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Standard output is no terminal here, so it keeps what is its own."""
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm")
+    with counter("asking", 200) as done:
+        for _ in range(37):
+            done()
+        print("wrong")
+    written = capsys.readouterr()
+    assert " 37 of 200" in written.err.replace("\x1b[32m", "").replace("\x1b[0m", "")
+    assert written.out == "wrong\n"
+
+
+def test_no_count_where_there_is_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    with counter("asking", 2) as done:
+        done()
+    assert capsys.readouterr().err == ""
