@@ -1,18 +1,18 @@
 """Looks at the values of a tensor as its bytes stream by: what no trained weight can be.
 
-NaN and infinity in floating types, the NaN code in scales, expert ids out of range in hash tables. FP4 pairs are never
-wrong. Works on any cut of the bytes.
+NaN and infinity in floating types, the NaN code in scales, in hash tables expert ids out of range and rows that name an
+expert twice. FP4 pairs are never wrong. Works on any cut of the bytes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from shared.checkpoint.safetensors_header import DTYPE_BITS
+from shared.checkpoint.safetensors_header import DTYPE_BITS, TensorInfo
 
 Bytes = NDArray[np.uint8]
 Count = Callable[[Bytes], int]
@@ -38,6 +38,14 @@ def _count_ids(limit: int) -> Count:
     return lambda data: int(np.count_nonzero(data.view(np.uint64) >= limit))
 
 
+def _count_rows_with_doubles(width: int) -> Count:
+    def count(data: Bytes) -> int:
+        ascending = np.sort(data.view(np.int64).reshape(-1, width), axis=1)
+        return int(np.count_nonzero((ascending[:, 1:] == ascending[:, :-1]).any(axis=1)))
+
+    return count
+
+
 _COUNTERS: dict[str, tuple[Count, str]] = {
     "F8_E4M3": (_count_codes(np.uint8, 0x7F), "NaN values"),
     "F8_E8M0": (_count_codes(np.uint8, 0xFF), "impossible scales (byte 255)"),
@@ -47,30 +55,31 @@ _COUNTERS: dict[str, tuple[Count, str]] = {
 }
 
 
-def scannable(dtype: str) -> bool:
-    """Whether values of this type can be impossible."""
-    return dtype in _COUNTERS or dtype == "I64"
+def scans_of(name: str, info: TensorInfo, experts: int) -> Iterator[TensorScan]:
+    """What counts the impossible values of a tensor: nothing where none is. `experts` is how many a layer has."""
+    if info.dtype in _COUNTERS:
+        yield TensorScan(name, DTYPE_BITS[info.dtype] // 8, *_COUNTERS[info.dtype])
+    elif name.endswith(".tid2eid") and info.dtype == "I64":
+        yield TensorScan(name, 8, _count_ids(experts), f"expert ids outside 0 to {experts - 1}")
+        # A row that is wider than the experts are many is not the model's anyway.
+        if len(info.shape) == 2 and 1 < info.shape[1] <= experts:
+            width = info.shape[1]
+            yield TensorScan(name, 8 * width, _count_rows_with_doubles(width), "rows that name an expert twice")
 
 
 class TensorScan:
-    """Counts the impossible values of one tensor. `limit` is the number of experts for tables of expert ids."""
+    """Counts the impossible items of one tensor: `count` is given whole items of `item_bytes`, `what` names them."""
 
-    def __init__(self, name: str, dtype: str, limit: int | None = None) -> None:
+    def __init__(self, name: str, item_bytes: int, count: Count, what: str) -> None:
         self._name = name
-        self._item = DTYPE_BITS[dtype] // 8
+        self._item = item_bytes
+        self._count = count
+        self._what = what
         self._rest = b""
         self._bad = 0
-        self._count: Count | None = None
-        self._what = ""
-        if dtype in _COUNTERS:
-            self._count, self._what = _COUNTERS[dtype]
-        elif limit is not None:
-            self._count, self._what = _count_ids(limit), f"expert ids outside 0 to {limit - 1}"
 
     def feed(self, data: memoryview) -> None:
         """The next bytes of the tensor."""
-        if self._count is None:
-            return
         if self._rest:
             head = self._rest + bytes(data[: self._item - len(self._rest)])
             data = data[len(head) - len(self._rest) :]
@@ -89,5 +98,4 @@ class TensorScan:
     def _look(self, data: memoryview | bytes) -> None:
         if not data:
             return
-        assert self._count is not None
         self._bad += self._count(np.frombuffer(data, dtype=np.uint8))

@@ -53,7 +53,7 @@ class MoE:
         self._precision = precision
         self.gate = reader.matrix(f"{prefix}gate.weight")
         is_hash = config.is_hash_layer(layer)
-        self.tid2eid = reader.stored(f"{prefix}gate.tid2eid") if is_hash else None
+        self.tid2eid = reader.expert_ids(f"{prefix}gate.tid2eid", config.n_routed_experts) if is_hash else None
         self.bias = None if is_hash else reader.float32(f"{prefix}gate.bias")
         self._following: MoE | None = None
         self.shared_w1_w3 = reader.linear(f"{prefix}shared_experts.w1", f"{prefix}shared_experts.w3")

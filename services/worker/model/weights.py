@@ -44,6 +44,17 @@ class WeightReader:
         self.bytes_read += info.nbytes
         return torch.from_numpy(_read(name, info)).to(self.device).view(TORCH_DTYPES[info.dtype]).view(info.shape)
 
+    def expert_ids(self, name: str, experts: int) -> torch.Tensor:
+        """A table of different ids below `experts` in each row, as stored. Raises CheckpointError if it is none."""
+        ids = self.stored(name)
+        ascending = ids.sort(dim=1).values
+        if ((ids < 0) | (ids >= experts)).any() or (ascending[:, 1:] == ascending[:, :-1]).any():
+            raise CheckpointError(
+                f"{self._index[name].file}: tensor {name} has a row that names an expert twice, or one that is not "
+                f"there; `icebox verify --full` says more"
+            )
+        return ids
+
     def float32(self, name: str) -> torch.Tensor:
         """A bfloat16 or float32 tensor as float32."""
         return self.stored(name).float()

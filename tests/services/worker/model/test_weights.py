@@ -88,3 +88,13 @@ def test_load_says_what_it_is_at() -> None:
     (total,) = {total for _, _, total in said}
     assert (done[0], done[-1]) == (0, total)
     assert total == sum(info.nbytes for name, info in index.tensors.items() if ".experts." not in name)
+
+
+@pytest.mark.parametrize("row", [[3, 1, 2, 3], [0, 1, 2, 16], [-1, 0, 1, 2]])
+def test_refuses_a_table_of_experts_with_a_wrong_row(copy: TensorIndex, row: list[int]) -> None:
+    info = copy["layers.1.ffn.gate.tid2eid"]
+    with info.file.open("r+b") as file:
+        file.seek(info.offset + 8 * 4 * 7)
+        file.write(torch.tensor(row).numpy().tobytes())
+    with pytest.raises(CheckpointError, match=rf"{info.file.name}: tensor layers\.1\.ffn\.gate\.tid2eid has a row"):
+        Model.load(copy, ModelConfig.from_dir(goldens.TINY_A), 64)
