@@ -130,6 +130,22 @@ def test_a_file_that_changes_in_use_is_an_error_with_its_name(file, how):
             reader.read(some, slot, reads)
 
 
+@pytest.mark.parametrize("how", ["truncated", "grown", "replaced", "gone"])
+def test_a_file_that_changes_under_a_read_is_an_error_with_its_name(file, how, monkeypatch):
+    real_read = AsyncReads.read
+
+    def slow(reads, stretches):
+        """So slow that the file has changed before the last piece is there."""
+        with closing(real_read(reads, stretches)) as arrivals:
+            yield next(arrivals)
+            change(file, how)
+            yield from arrivals
+
+    monkeypatch.setattr(AsyncReads, "read", slow)
+    with pytest.raises(CheckpointError, match=r"shard\.safetensors: (was replaced|cannot read layers.*No such file)"):
+        read(file, (0, 3 * BLOCK, [(0, 0, 3 * BLOCK)]))
+
+
 def test_a_record_beyond_the_end_is_an_error(file):
     with pytest.raises(CheckpointError, match="truncated"):
         read(file, (len(DATA) - 10, 20, [(0, 0, 20)]))

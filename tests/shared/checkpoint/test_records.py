@@ -155,6 +155,13 @@ def test_a_tensor_of_another_shape_is_named():
         records.plan(2, 3)
 
 
+def test_plans_are_made_once():
+    config, index = golden()
+    records = ExpertRecords(index, config)
+    assert records.plan(1, 2) is records.plan(1, 2)
+    assert records.plan(1, 2) != records.plan(2, 1)
+
+
 def test_a_file_cut_after_it_was_opened_is_named(tmp_path):
     directory = copy_of_tiny(tmp_path)
     records = ExpertRecords(TensorIndex.open(directory), ModelConfig.from_dir(directory))
