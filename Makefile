@@ -5,7 +5,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: env demo test check format bench clean
+.PHONY: env demo test check format clean
 
 env: $(VENV)/.ready
 
@@ -29,9 +29,6 @@ test: check
 format: env
 	ruff check --fix .
 	ruff format .
-
-bench: env
-	python -m benchmarks
 
 clean:
 	rm -rf $(VENV) build *.egg-info .ruff_cache .mypy_cache .pytest_cache .hypothesis

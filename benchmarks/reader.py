@@ -38,6 +38,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=4)
     parser.add_argument("--rounds", type=int, default=5)
     args = parser.parse_args()
+    args.directory.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=args.directory) as directory:
         checkpoint = Path(directory) / "checkpoint"
         synthesise(checkpoint, SynthOptions(width="full", layers=1, experts=EXPERTS))
