@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from shared.checkpoint.config import ModelConfig
-from shared.checkpoint.index import INDEX_NAME, TensorIndex
+from shared.checkpoint.index import INDEX_NAME, SINGLE_NAME, TensorIndex, read_weight_map
 from shared.checkpoint.manifest import MANIFEST_NAME, Manifest, PackedFile, load_manifest
 from shared.checkpoint.pack_file import JOURNAL_BYTES, is_whole, write_output
 from shared.checkpoint.pack_layout import OutputFile, output_files
@@ -59,7 +59,9 @@ def pack(
         with PackState(out) as state:
             finished = _load_whole(out)
             table = state.source()
-            if finished and not table and not _is_whole(source):
+            if finished and not table and _is_used_up(source):
+                if config != ModelConfig.from_dir(out):
+                    raise _other_checkpoint(out)
                 state.remove()
                 return _report(out, finished)
             table = table or _new_source(source, config)
@@ -87,12 +89,14 @@ def _load_whole(out: Path) -> Manifest | None:
     return manifest
 
 
-def _is_whole(source: Path) -> bool:
-    try:
-        TensorIndex.open(source)
-    except CheckpointError:
-        return False
-    return True
+def _is_used_up(source: Path) -> bool:
+    """Whether none of the source's shards is left: what a pack that deletes its source leaves behind."""
+    names = read_weight_map(source).values() if (source / INDEX_NAME).exists() else [SINGLE_NAME]
+    return not any((source / name).exists() for name in set(names))
+
+
+def _other_checkpoint(out: Path) -> CheckpointError:
+    return CheckpointError(f"{out}: is a finished pack of another checkpoint; choose another name")
 
 
 def _report(out: Path, manifest: Manifest, freed: int = 0) -> PackReport:
@@ -134,10 +138,10 @@ class _Packing:
         shards = Shards(self.source, files)
         if finished is None:
             self._check_space(files, shards)
-            self.state.begin(self.source)
             copy_small_files(self.source.directory, self.out)
         elif finished.source != self.source.fingerprint:
-            raise CheckpointError(f"{self.out}: is a finished pack of another checkpoint; choose another name")
+            raise _other_checkpoint(self.out)
+        self.state.begin(self.source)
         for file in files:
             self.packed[file.name] = finished.files[file.name] if finished else self._write(file, shards, total)
             if self.delete_source and shards.left_of(file):

@@ -21,7 +21,7 @@ from helpers.checkpoints import copy_of_tiny, tensor_bytes, tiny_checkpoint
 from helpers.safetensors_bytes import rewrite_header
 from safetensors import safe_open
 
-from shared.checkpoint import stream_writer
+from shared.checkpoint import pack_source, stream_writer
 from shared.checkpoint.config import ModelConfig
 from shared.checkpoint.index import TensorIndex
 from shared.checkpoint.manifest import record_checksums
@@ -196,6 +196,20 @@ def test_killed_while_deleting_the_source_nothing_is_lost(tmp_path: Path, packed
     assert pack(source, out, delete_source=True).freed == 0
 
 
+def test_killed_while_deleting_the_source_of_a_finished_pack_it_goes_on(
+    tmp_path: Path, packed: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, out = copy_of_tiny(tmp_path), tmp_path / "out"
+    pack(source, out)
+    with monkeypatch.context() as patch:
+        patch.setattr(pack_source, "sync_directory", lambda path: os.kill(os.getpid(), signal.SIGKILL))
+        assert run_and_die(lambda: pack(source, out, delete_source=True))
+    assert len(list(source.glob("*.safetensors"))) == 7
+    pack(source, out, delete_source=True)
+    assert list(source.glob("*.safetensors")) == []
+    assert_same_tree(out, packed)
+
+
 def test_shards_go_one_by_one_and_only_when_their_content_is_safe(tmp_path: Path) -> None:
     source, out = copy_of_tiny(tmp_path), tmp_path / "out"
     left: list[tuple[int, int]] = []
@@ -297,6 +311,21 @@ def test_refusals(tmp_path: Path, packed: Path) -> None:
     (source / "model-00002-of-00008.safetensors").unlink()
     with pytest.raises(CheckpointError, match=r"model-00002-of-00008.safetensors: missing"):
         pack(source, tmp_path / "out")
+
+
+@pytest.mark.parametrize("left", [0, 1, 7])
+@pytest.mark.parametrize("delete_source", [False, True])
+def test_a_finished_pack_is_not_that_of_another_checkpoint_which_is_damaged(
+    tmp_path: Path, packed: Path, left: int, delete_source: bool
+) -> None:
+    other = copy_of_tiny(tmp_path, experts=4)
+    for shard in sorted(other.glob("*.safetensors"))[left:]:
+        shard.unlink()
+    message = "another checkpoint" if left == 0 else r"-of-00008.safetensors: missing"
+    with pytest.raises(CheckpointError, match=message):
+        pack(other, packed, delete_source)
+    assert len(list(other.glob("*.safetensors"))) == left
+    pack(tiny_checkpoint(), packed)
 
 
 def test_an_incomplete_model_is_refused(tmp_path: Path) -> None:
