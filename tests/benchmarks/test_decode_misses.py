@@ -48,9 +48,10 @@ def test_rare_numbers_of_misses_are_left_out() -> None:
 def test_a_machine_that_is_as_expected() -> None:
     steps = [Step(2.0 + 3.0 * n, (1,) * n) for n in range(5) for _ in range(20)]
     judged = Piece(2.5, steps).judged(2.0, 0.5)
-    found = comparison(judged, 2.0)
+    found = comparison(judged, 2.0, records=250)
     assert found["measured_over_expected"] == pytest.approx(1)
-    assert found["misses_per_step"] == 2
+    assert found["measured_over_records"] == pytest.approx(8.0 / (2.0 + 2.5 * 3.0)), "fifty were read and not missed"
+    assert (found["misses_per_step"], found["records_per_step"]) == (2, 2.5)
     assert found["measured_ms"]["p99"] == found["expected_ms"]["p99"] == 14
     assert found["layer_ms"] == pytest.approx({1: 3.0})
     assert by_misses(judged)[3] == {"misses": 3, "steps": 20, "median_ms": 11.0, "expected_ms": 11.0}
