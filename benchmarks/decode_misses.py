@@ -5,8 +5,8 @@
 DIR holds the slice that `benchmarks.full_width` makes. The model: a step takes what it takes when everything is there,
 and for each miss one record's read, its copy to the GPU and 0.15 ms. All of it is measured on this machine in this run,
 reads again before every few steps, because a drive has its moods. Misses of one layer are asked for at once and may be
-read side by side, which the model does not know. A miss is what a look-up did not find; besides, steps are compared with
-all records that had to be read for them, for a hinted one that came in time was no miss, but kept the drive from others.
+read side by side, which the model does not know. A miss is what a look-up did not find. Steps are compared with all
+records read for them, too: a hinted one that came in time was no miss, but it kept the drive from others.
 """
 
 from __future__ import annotations
