@@ -92,7 +92,8 @@ class Tokenizer:
         return ids + self._encode_plain("".join(run))
 
     def _encode_plain(self, text: str) -> list[int]:
-        return self._plain.encode(text, add_special_tokens=False).ids if text else []
+        """By the call for many texts: that for a single one lets no other thread run meanwhile."""
+        return self._plain.encode_batch_fast([text], add_special_tokens=False)[0].ids if text else []
 
     def token_bytes(self, token_id: int) -> bytes:
         """What a token stands for; nothing for an id that the tokenizer does not know."""

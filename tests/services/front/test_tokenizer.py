@@ -1,4 +1,6 @@
 import json
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -116,6 +118,30 @@ def test_no_text_can_forge_a_turn(system, question, result, argument):
         return [i for i in ids if i in (0, 1) or i >= 128_000]
 
     assert controls(system, question, result, argument) == controls("a", "a", "a", "a")
+
+
+@pytest.fixture(scope="module")
+def library_without_controls():
+    table = json.loads(published_path().read_text(encoding="utf-8"))
+    return tokenizers.Tokenizer.from_str(json.dumps(table | {"added_tokens": []}))
+
+
+@given(st.text())
+def test_ordinary_text_has_the_librarys_ids(library_without_controls, text):
+    ids = library_without_controls.encode(text, add_special_tokens=False).ids
+    assert published().encode([(text, False)]) == ids
+
+
+def test_other_threads_go_on_while_a_long_text_is_encoded():
+    tokenizer, text = published(), "icebox measures what experts cost " * 20_000
+    encoding = threading.Thread(target=tokenizer.encode, args=([(text, False)],))
+    started = last = time.perf_counter()
+    longest = 0.0
+    encoding.start()
+    while encoding.is_alive():
+        time.sleep(0.001)
+        longest, last = max(longest, time.perf_counter() - last), time.perf_counter()
+    assert longest < (last - started) / 2
 
 
 def test_controls_count_only_when_trusted():
