@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import statistics
 from collections.abc import Callable
+from functools import partial
 
 import torch
 
@@ -51,11 +52,11 @@ def _linears(m: int) -> dict[str, dict[str, float]]:
         codes = torch.randn(n, k, device=CUDA).type(torch.float8_e4m3fn)
         scale = torch.full((n // 128, k // 128), 120, dtype=torch.uint8, device=CUDA).view(torch.float8_e8m0fnu)
         weight, x = kernels.prepare_fp8((codes, scale)), _values(m, k)
-        run = lambda x=x, weight=weight: kernels.fp8_linear(x, weight, torch.bfloat16)  # noqa: E731
+        run = partial(kernels.fp8_linear, x, weight, torch.bfloat16)
         figures[f"fp8_linear {name}"] = _figures(run, 2 * m * n * k, n * k + 2 * m * (n + k))
     n = 2 * 1024 + 2 * 256 + INDEX_HEADS
     weight, x = _values(n, HIDDEN), _values(m, HIDDEN)
-    run = lambda: kernels.float_linear(x, weight)  # noqa: E731
+    run = partial(kernels.float_linear, x, weight)
     figures["float_linear compressors"] = _figures(run, 2 * m * n * HIDDEN, 2 * n * HIDDEN + 2 * m * HIDDEN + 4 * m * n)
     return figures
 
@@ -85,7 +86,7 @@ def _attention(m: int) -> dict[str, dict[str, float]]:
     j = WINDOW + INDEX_TOPK
     q, kv, sink = _values(m, HEADS, HEAD_DIM), _values(m + 4096, HEAD_DIM), torch.zeros(HEADS, device=CUDA)
     lists = torch.rand(m, m + 4096, device=CUDA).topk(j).indices.int()
-    run = lambda: kernels.sparse_attention(q, kv, sink, lists, HEAD_DIM**-0.5)  # noqa: E731
+    run = partial(kernels.sparse_attention, q, kv, sink, lists, HEAD_DIM**-0.5)
     return {"sparse_attention": _figures(run, 4 * m * HEADS * j * HEAD_DIM, 2 * m * j * HEAD_DIM)}
 
 
