@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import sys
+import reprlib
 import types
 import typing
 from dataclasses import dataclass
@@ -18,6 +18,32 @@ from shared.errors import CheckpointError
 
 MODEL_TYPE = "deepseek_v4"
 RATIOS = (0, 4, 128)
+# Far above every published model, and few enough to be listed tensor by tensor.
+MOST_EXTRA_BLOCKS = 16
+MOST_EXPERTS = 2**17
+
+# Least and most of a number; those that are not named here are `_WHOLE`.
+_WHOLE = (1, 10**8)
+_BOUNDS: dict[str, tuple[float, float]] = {
+    "num_hidden_layers": (1, 1000),
+    "num_hash_layers": (0, 1000),
+    "n_routed_experts": (1, 4096),
+    "sliding_window": (1, 2**16),
+    "hc_mult": (1, 64),
+    "hc_sinkhorn_iters": (1, 1000),
+    "dspark_block_size": (0, 1000),
+    "bos_token_id": (0, 10**8),
+    "eos_token_id": (0, 10**8),
+    "rope_theta": (2, 10**12),
+    "compress_rope_theta": (2, 10**12),
+    "rope_scaling.factor": (1, 10**6),
+    "rope_scaling.beta_fast": (0.001, 10**6),
+    "rope_scaling.beta_slow": (0.001, 10**6),
+    "routed_scaling_factor": (0.001, 1000),
+    "swiglu_limit": (0.001, 10**6),
+    "hc_eps": (0, 1),
+    "rms_norm_eps": (0, 1),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,14 +187,14 @@ def _value(value: Any, kind: Any, key: str, source: str) -> Any:
         if not isinstance(value, list) or any(type(v) is not int for v in value):
             raise CheckpointError(f"{source}: '{key}' must be a list of whole numbers, not {value!r}")
         return tuple(value)
-    if kind is float and type(value) in (int, float):
-        # Python's JSON has NaN and infinities, and whole numbers that no float can hold.
-        if not -sys.float_info.max <= value <= sys.float_info.max:
-            raise CheckpointError(f"{source}: '{key}' must be a finite number, not {value!r}")
-        return float(value)
-    if type(value) is not kind:
+    if type(value) is not kind and not (kind is float and type(value) is int):
         raise CheckpointError(f"{source}: '{key}' must be {kind.__name__}, not {value!r}")
-    return value
+    if kind is str:
+        return value
+    least, most = _BOUNDS.get(key, _WHOLE)
+    if not least <= value <= most:  # NaN, which Python's JSON has, is not either
+        raise CheckpointError(f"{source}: '{key}' must be {least:,} to {most:,}, not {reprlib.repr(value)}")
+    return kind(value)
 
 
 _FIXED = {
@@ -201,19 +227,20 @@ def _check(config: ModelConfig, table: dict[str, Any], source: str) -> None:
     )
     demand(config.expert_dtype == "fp4", f"expert_dtype is {config.expert_dtype!r}; only fp4 experts are supported")
     c = config
-    positive = [f.name for f in dataclasses.fields(c) if f.type == "int" and not f.name.endswith("_id")]
-    optional = ("num_hash_layers", "dspark_block_size")
-    bad = [name for name in positive if getattr(c, name) < (0 if name in optional else 1)]
-    demand(not bad, f"'{bad[0] if bad else ''}' must be positive")
     demand(
-        c.num_extra_blocks >= 0,
+        0 <= c.num_extra_blocks <= MOST_EXTRA_BLOCKS,
         f"compress_ratios has {len(c.compress_ratios)} entries for {c.num_hidden_layers} layers",
     )
+    experts = c.num_moe_layers * c.n_routed_experts
+    demand(experts <= MOST_EXPERTS, f"{experts:,} experts in all layers; at most {MOST_EXPERTS:,} are supported")
     odd = [r for r in c.compress_ratios if r not in RATIOS]
     demand(not odd, f"compress_ratios holds {odd[0] if odd else ''}; only 0, 4 and 128 are supported")
     demand(not any(c.compress_ratios[c.num_hidden_layers :]), "extra blocks with compression are not supported")
     demand(c.num_experts_per_tok <= c.n_routed_experts, "num_experts_per_tok exceeds n_routed_experts")
     demand(c.num_hash_layers <= c.num_hidden_layers, "num_hash_layers exceeds num_hidden_layers")
-    demand(c.qk_rope_head_dim < c.head_dim, "qk_rope_head_dim must be below head_dim")
+    rotated = c.qk_rope_head_dim
+    demand(rotated < c.head_dim and rotated % 2 == 0, "qk_rope_head_dim must be even and below head_dim")
+    for key in ("bos_token_id", "eos_token_id"):
+        demand(getattr(c, key) < c.vocab_size, f"{key} {getattr(c, key)} is outside the vocabulary of {c.vocab_size}")
     demand(c.num_attention_heads % c.o_groups == 0, "o_groups must divide num_attention_heads")
     demand(c.hidden_size % 32 == 0 and c.moe_intermediate_size % 32 == 0, "expert widths must be multiples of 32")
