@@ -7,15 +7,15 @@ what runs and waits ends with one error each, and the worker looks for expertd a
 from __future__ import annotations
 
 import logging
-import queue
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 
 from services.worker.engine import Engine, FinishReason, Job, Step
 from services.worker.experts import ExpertCounters, SharedExperts
+from services.worker.request_queue import RequestQueue, Ticket
 from services.worker.sampler import SamplingParams
 from shared.checkpoint.records import RecordLayout
 from shared.config import Config
@@ -43,15 +43,6 @@ class RequestCounters:
     requests_running: int = 0
 
 
-@dataclass(slots=True)
-class _Ticket:
-    """A request that waits or runs."""
-
-    request: Request
-    job: Job
-    accepted: float = field(default_factory=time.perf_counter)
-
-
 class WorkerService:
     """Everything between the worker's sockets and its engine."""
 
@@ -61,7 +52,7 @@ class WorkerService:
         self._engine = engine
         self._fingerprint = fingerprint
         self._record_bytes = RecordLayout.of(engine.model.config).record_bytes
-        self._waiting: queue.Queue[_Ticket] = queue.Queue(self._config.worker.max_queue)
+        self._waiting = RequestQueue(self._config.worker.max_queue)
         self._counters = RequestCounters()
         self._expert_counters = ExpertCounters()
         self._has_experts = False
@@ -79,13 +70,7 @@ class WorkerService:
         with self._accepting:
             if not self._has_experts:
                 raise ServiceError(ErrorCode.STARTING, "the worker waits for expertd")
-            try:
-                self._waiting.put_nowait(_Ticket(request, job))
-            except queue.Full:
-                limit = self._config.worker.max_queue
-                raise ServiceError(
-                    ErrorCode.NO_CAPACITY, f"{limit} requests wait already (worker.max_queue); try again later"
-                ) from None
+            self._waiting.put(Ticket(request, job))
 
     def run(self) -> None:
         """Serve until the context stops. Called once, by the thread that owns the model."""
@@ -97,13 +82,15 @@ class WorkerService:
                 return
             except PeerLost as lost:
                 log.warning("expertd lost detail=%r", lost.detail)
-                self._fail_waiting(lost)
+                detail = f"the expert daemon went away: {lost.detail}"
+                self._counters.requests_failed += self._waiting.fail_all(lost.code, detail)
 
     def stats(self) -> tuple[dict[str, float], dict[str, str]]:
         """Cumulative counters and gauges, and labels, for the stats socket."""
         counters = asdict(self._counters) | asdict(self._engine.counters) | asdict(self._expert_counters)
+        counters["requests_cancelled"] += self._waiting.num_cancelled
         gauges = {
-            "requests_waiting": self._waiting.qsize(),
+            "requests_waiting": self._waiting.num_waiting,
             "position": self._engine.state.position,
             "max_context": self._engine.max_context,
             "state_bytes": self._engine.state.nbytes,
@@ -120,9 +107,8 @@ class WorkerService:
 
     def _serve(self, experts: SharedExperts) -> None:
         while not self._context.stopping:
-            try:
-                ticket = self._waiting.get(timeout=IDLE_POLL_S)
-            except queue.Empty:
+            ticket = self._waiting.take(IDLE_POLL_S)
+            if ticket is None:
                 experts.check_peer()
                 continue
             self._counters.requests_running = 1
@@ -131,7 +117,7 @@ class WorkerService:
             finally:
                 self._counters.requests_running = 0
 
-    def _answer(self, ticket: _Ticket, experts: SharedExperts) -> None:
+    def _answer(self, ticket: Ticket, experts: SharedExperts) -> None:
         """One request, to its one final reply. A lost expertd ends it too, and is then raised on."""
         progress = _Progress(ticket)
         decoder = self._engine.decoder
@@ -158,11 +144,6 @@ class WorkerService:
             aborted = progress.finish is FinishReason.ABORT
             self._counters.requests_cancelled += aborted
             self._counters.requests_done += not aborted
-
-    def _fail_waiting(self, lost: PeerLost) -> None:
-        while not self._waiting.empty():
-            self._counters.requests_failed += 1
-            self._waiting.get_nowait().request.fail(lost.code, f"the expert daemon went away: {lost.detail}")
 
     @contextmanager
     def _experts(self) -> Iterator[SharedExperts]:
@@ -212,7 +193,7 @@ class Stopped(Exception):
 class _Progress:
     """Turns the steps of one request into its replies."""
 
-    def __init__(self, ticket: _Ticket) -> None:
+    def __init__(self, ticket: Ticket) -> None:
         self._ticket = ticket
         self._completion_tokens = 0
         self._ttft_s = 0.0
