@@ -21,8 +21,11 @@ RETRY_S = 0.05
 PING_INTERVAL_S = 1.0
 # A worker that does not answer for this long hangs; a long step does not delay its answer.
 PING_TIMEOUT_S = 5.0
-# How long to wait before asking a worker again whose queue was full.
+# A worker whose queue was full is asked again after this long, then after twice that, up to the longest.
 FULL_RETRY_S = 0.02
+LONGEST_FULL_RETRY_S = 1.0
+# A full queue is reported within milliseconds; after this long without a reply the worker has taken the request.
+TAKEN_S = 0.1
 
 
 class WorkerLink:
@@ -31,6 +34,8 @@ class WorkerLink:
     def __init__(self, context: ServiceContext) -> None:
         self._context = context
         self._client = AsyncClient(context.config.endpoint("worker"), context.identity)
+        # Held by the one request that asks a full worker again. asyncio gives it to the waiting in their order.
+        self._turn = asyncio.Lock()
 
     @property
     def is_connected(self) -> bool:
@@ -77,12 +82,38 @@ class WorkerLink:
     async def generate(self, request: Generate, take: Callable[[TokensGenerated], bool]) -> None:
         """Hand the worker's replies to one request to `take`, the final one last, until it wants no more.
 
-        A full queue is no failure: the worker is asked again until it takes the request. Cancelling this cancels it.
+        A full queue is no failure: the worker is asked again until it takes the request, and whoever came later waits
+        until then. Cancelling this cancels it.
 
         Raises:
             ServiceError: the worker's own error, what `take` raises, or `starting` if there is no worker.
             PeerLost: the worker went away before the end.
         """
+        async with self._turn:
+            pass
+        is_taken = await self._ask(request, take)
+        while not is_taken:
+            async with self._turn:
+                asked = await self._ask_until_taken(request, take)
+            is_taken = await asked
+
+    async def _ask_until_taken(self, request: Generate, take: Callable[[TokensGenerated], bool]) -> asyncio.Task[bool]:
+        """The running `_ask` that has ended with an answer or an error, or was not refused within TAKEN_S."""
+        delay = FULL_RETRY_S
+        while True:
+            await self._client.is_lost_within(delay)
+            asked = asyncio.create_task(self._ask(request, take))
+            try:
+                await asyncio.wait({asked}, timeout=TAKEN_S)
+            except asyncio.CancelledError:
+                asked.cancel()
+                raise
+            if not asked.done() or asked.exception() is not None or asked.result():
+                return asked
+            delay = min(2 * delay, LONGEST_FULL_RETRY_S)
+
+    async def _ask(self, request: Generate, take: Callable[[TokensGenerated], bool]) -> bool:
+        """One request to its end, as `generate` says; False if the worker's queue is full."""
         has_begun = False
 
         def begin(reply: object) -> bool:
@@ -91,14 +122,14 @@ class WorkerLink:
             has_begun = True
             return take(reply)
 
-        while True:
-            if not self.is_connected:
-                raise self.absent()
-            try:
-                return await self._client.stream(request, begin)
-            except PeerLost:
-                raise PeerLost("the worker went away while this request ran; it is not repeated") from None
-            except ServiceError as error:
-                if has_begun or error.code is not ErrorCode.NO_CAPACITY:
-                    raise
-            await asyncio.sleep(FULL_RETRY_S)
+        if not self.is_connected:
+            raise self.absent()
+        try:
+            await self._client.stream(request, begin)
+        except PeerLost:
+            raise PeerLost("the worker went away while this request ran; it is not repeated") from None
+        except ServiceError as error:
+            if has_begun or error.code is not ErrorCode.NO_CAPACITY:
+                raise
+            return False
+        return True
