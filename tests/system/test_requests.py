@@ -1,16 +1,15 @@
 """The worker's requests through real processes: ends, cancel, queue, refusals, and that hits cost no message."""
 
 import struct
-import time
 
 import pytest
 import zmq
-from helpers.services import ROOT, Stack, generate, running, token_ids, worker_client, write_config
+from helpers.front import published
+from helpers.services import ROOT, generate, running, token_ids, worker_client, write_config
 
 from shared.errors import ErrorCode, ServiceError
 from shared.protocol.codec import decode
 from shared.protocol.messages import Cancel, ErrorReply, Generate, OpenPool, Ping, TokensGenerated
-from shared.stats import StatsSubscriber
 
 TINY = ROOT / "tests" / "golden" / "tiny-a"
 PROMPT = (5, 6, 7)
@@ -32,19 +31,6 @@ def stack(tmp_path_factory):
 def client(stack):
     with worker_client(stack.config) as connected:
         yield connected
-
-
-def stats(stack: Stack, service: str) -> dict[str, float]:
-    """A snapshot that was taken after this call."""
-    subscriber = StatsSubscriber([stack.config.endpoint(f"{service}.stats")])
-    asked = time.time()
-    try:
-        while (snapshot := subscriber.poll(5.0)) is not None:
-            if snapshot.time_s > asked:
-                return snapshot.values
-        raise AssertionError("no statistics")
-    finally:
-        subscriber.close()
 
 
 def test_ends_by_length_with_counts(client):
@@ -103,10 +89,10 @@ def test_a_vanished_client_cancels_its_request(stack, client):
     with worker_client(stack.config) as other:
         other.start(Generate(PROMPT, 390, temperature=0.0))
         assert other.poll(20.0) is not None
-    before = stats(stack, "worker")["requests_cancelled"]
+    before = published(stack, "worker")["requests_cancelled"]
     assert len(token_ids(generate(client, Generate(PROMPT, 3)))) == 3
-    assert stats(stack, "worker")["requests_cancelled"] >= before
-    assert stats(stack, "worker")["requests_running"] == 0
+    assert published(stack, "worker")["requests_cancelled"] >= before
+    assert published(stack, "worker")["requests_running"] == 0
 
 
 def test_a_full_queue_refuses_and_what_waits_is_served_in_turn(client):
@@ -172,9 +158,9 @@ def test_the_wrong_message_is_named(client):
 def test_a_hit_adds_no_message(stack, client):
     request = Generate(PROMPT, 30, temperature=0.0)
     generate(client, request)  # everything it needs is resident now
-    before = stats(stack, "worker")
+    before = published(stack, "worker")
     generate(client, request)
-    after = stats(stack, "worker")
+    after = published(stack, "worker")
     assert after["lookups"] - before["lookups"] >= 29 * 6 * 4, "the prompt itself was kept"
     assert after["resident"] - before["resident"] == after["lookups"] - before["lookups"]
     assert after["fetch_messages"] == before["fetch_messages"]
