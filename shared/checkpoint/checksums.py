@@ -48,20 +48,23 @@ class RunningChecksum:
         return f"{wanted.what}: {wanted.algorithm} is {digest}, should be {wanted.digest}"
 
 
-def published_checksum(path: Path) -> Checksum | None:
+def published_checksum(path: Path, nbytes: int) -> Checksum | None:
     """The sha256 of a whole file, where the download left it: beside it, in the hub's notes, or in a link's name.
 
     `FILE.sha256` is what sha256sum(1) writes; `.cache/huggingface/download/FILE.metadata` has it as its second line;
-    in the hub's cache the file is a symbolic link to a blob named by it.
+    in the hub's cache the file is a symbolic link to a blob named by it. `nbytes` is the file's size.
     """
     notes = path.parent / ".cache" / "huggingface" / "download" / f"{path.name}.metadata"
     beside = path.with_name(f"{path.name}.sha256")
     found = _first_word(beside, line=0) or _first_word(notes, line=1) or _link_name(path)
-    return Checksum("whole file", 0, path.stat().st_size, "sha256", found) if found else None
+    return Checksum("whole file", 0, nbytes, "sha256", found) if found else None
 
 
 def lfs_pointer(path: Path) -> bool:
-    """Whether this is the short text that git keeps in place of a large file (git-lfs specification, version 1)."""
+    """Whether this is the short text that git keeps in place of a large file (git-lfs specification, version 1).
+
+    Raises OSError.
+    """
     if path.stat().st_size > 1024:
         return False
     return path.read_bytes().startswith(b"version https://git-lfs.github.com/spec/v1")

@@ -168,8 +168,9 @@ class _Packing:
 
     def _verify(self, file: OutputFile) -> None:
         """Read back from the device what is about to become the only copy."""
-        checksums = {file.name: self.packed[file.name].with_header()}
-        for name, text in examine(self.out, {file.name: {}}, checksums, 0, lambda done, total: None):
+        packed = self.packed[file.name]
+        checksums = {file.name: packed.with_header()}
+        for name, text in examine(self.out, {file.name: ({}, packed.nbytes)}, checksums, 0, lambda done, total: None):
             raise CheckpointError(
                 f"{self.out / name}: {text}; nothing of its source was deleted; is the drive failing?"
             )

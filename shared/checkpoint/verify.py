@@ -6,6 +6,7 @@ checksums where there are any, and looks for impossible values. Says what to dow
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -59,32 +60,37 @@ def verify(directory: Path, full: bool = False, progress: Progress = lambda done
     weight_map = read_weight_map(directory)
     names = sorted(set(weight_map.values()))
     headers: Headers = {}
-    problems = [problem for name in names for problem in _read_file(directory, name, headers)]
+    sizes: dict[str, int] = {}
+    problems = [problem for name in names for problem in _read_file(directory, name, headers, sizes)]
     problems += _map_problems(weight_map, headers)
     problems += _schedule_problems(config, weight_map, headers)
-    checksums = _checksums(directory, headers) if full else {}
+    checksums = _checksums(directory, sizes) if full else {}
     if full:
-        found = examine(directory, headers, checksums, config.n_routed_experts, progress)
+        files = {name: (headers[name], sizes[name]) for name in sizes}
+        found = examine(directory, files, checksums, config.n_routed_experts, progress)
         problems += [Problem(name, text) for name, text in found]
+    problems += [Problem(name, "vanished while it was read") for name in sizes if not os.path.exists(directory / name)]
     return VerifyReport(
         problems=tuple(problems),
         files=len(names),
         tensors=sum(len(header) for header in headers.values()),
-        nbytes=sum((directory / name).stat().st_size for name in headers),
+        nbytes=sum(sizes.values()),
         checksums=sum(len(sums) for sums in checksums.values()),
     )
 
 
-def _read_file(directory: Path, name: str, headers: Headers) -> Iterator[Problem]:
+def _read_file(directory: Path, name: str, headers: Headers, sizes: dict[str, int]) -> Iterator[Problem]:
     path = directory / name
     try:
         check_place(directory, path)
         if lfs_pointer(path):
             yield Problem(name, "is a Git LFS pointer, not the file; `git lfs pull` fetches it")
             return
-        headers[name] = read_header(path)
+        headers[name], sizes[name] = read_header(path), path.stat().st_size
     except CheckpointError as error:
         yield Problem(name, str(error).removeprefix(f"{path}: "))
+    except OSError as error:
+        yield Problem(name, f"cannot be read ({error.strerror})")
 
 
 def _map_problems(weight_map: dict[str, str], headers: Headers) -> Iterator[Problem]:
@@ -111,9 +117,9 @@ def _schedule_problems(config: ModelConfig, weight_map: dict[str, str], headers:
             yield Problem("model.safetensors.index.json", f"tensor {name} of the model is in no file")
 
 
-def _checksums(directory: Path, headers: Headers) -> dict[str, list[Checksum]]:
+def _checksums(directory: Path, sizes: dict[str, int]) -> dict[str, list[Checksum]]:
     manifest = load_manifest(directory)
     if manifest:
-        return {name: file.with_header() for name, file in manifest.files.items() if name in headers}
-    published = {name: published_checksum(directory / name) for name in headers}
+        return {name: file.with_header() for name, file in manifest.files.items() if name in sizes}
+    published = {name: published_checksum(directory / name, nbytes) for name, nbytes in sizes.items()}
     return {name: [checksum] for name, checksum in published.items() if checksum}

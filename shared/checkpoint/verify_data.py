@@ -28,15 +28,17 @@ Header = Mapping[str, TensorInfo]
 
 def examine(
     directory: Path,
-    headers: Mapping[str, Header],
+    files: Mapping[str, tuple[Header, int]],
     checksums: Mapping[str, Iterable[Checksum]],
     experts: int,
     progress: Callable[[int, int], None],
 ) -> list[tuple[str, str]]:
-    """(file name, what is wrong) of everything found in the data. `progress` gets bytes done and bytes in all."""
-    sizes = {name: (directory / name).stat().st_size for name in headers}
-    total = sum(sizes.values())
-    lock, done = threading.Lock(), 0
+    """(file name, what is wrong) of everything found in the data of `files`, whose headers and sizes are known.
+
+    `progress` gets bytes done and bytes in all.
+    """
+    total = sum(size for _, size in files.values())
+    lock, stop, done = threading.Lock(), threading.Event(), 0
 
     def advance(nbytes: int) -> None:
         nonlocal done
@@ -45,18 +47,23 @@ def examine(
             progress(done, total)
 
     def read(name: str) -> list[tuple[str, str]]:
-        watches = _watches(headers[name], checksums.get(name, ()), experts)
+        header, size = files[name]
+        watches = _watches(header, checksums.get(name, ()), experts)
         try:
-            _stream(directory / name, watches, advance)
+            _stream(directory / name, size, watches, advance, stop)
         except (OSError, EOFError) as error:
             return [(name, f"cannot be read to its end: {error}")]
         return [(name, text) for watch in watches if (text := watch.sink.problem())]
 
     # The largest first: one that starts late would be read alone in the end, at the speed of one hash.
-    order = sorted(sizes, key=lambda name: -sizes[name])
+    order = sorted(files, key=lambda name: -files[name][1])
     with ThreadPoolExecutor(min(MOST_FILES_AT_ONCE, len(os.sched_getaffinity(0)))) as pool:
-        found = dict(zip(order, pool.map(read, order), strict=True))
-    return [problem for name in headers for problem in found[name]]
+        try:
+            found = dict(zip(order, pool.map(read, order), strict=True))
+        finally:
+            # Ctrl-C is not to wait for the ends of files.
+            stop.set()
+    return [problem for name in files for problem in found[name]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,11 +83,15 @@ def _watches(header: Header, checksums: Iterable[Checksum], experts: int) -> lis
     return sorted(watches, key=lambda watch: watch.begin)
 
 
-def _stream(path: Path, watches: list[_Watch], advance: Callable[[int], None]) -> None:
+def _stream(
+    path: Path, size: int, watches: list[_Watch], advance: Callable[[int], None], stop: threading.Event
+) -> None:
     waiting, active, position = list(reversed(watches)), list[_Watch](), 0
     with DirectReader(path) as file:
-        blocks = ((file, span) for span in spans_of(0, path.stat().st_size, BLOCK_BYTES))
+        blocks = ((file, span) for span in spans_of(0, size, BLOCK_BYTES))
         for data in read_ahead(blocks, BLOCK_BYTES, READS_AHEAD):
+            if stop.is_set():
+                return
             end = position + len(data)
             while waiting and waiting[-1].begin < end:
                 active.append(waiting.pop())

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
+import os
+import re
 import shutil
+import signal
+import threading
+import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from helpers.checkpoints import copy_of_tiny, tiny_checkpoint
 from helpers.safetensors_bytes import rewrite_header
 
+from shared.checkpoint import verify_data
 from shared.checkpoint.index import INDEX_NAME, TensorIndex
 from shared.checkpoint.pack import pack
 from shared.checkpoint.verify import VerifyReport, verify
@@ -154,6 +162,49 @@ def test_a_packs_manifest_finds_a_flipped_bit_and_names_the_record(tmp_path: Pat
     assert verify(out, full=True).checksums > 40
     poke(out, "layers.2.ffn.experts.3.w2.weight", b"\x55\x66\x77", at=500)
     assert "layers.2.safetensors: layers.2.ffn.experts.3: crc32 is" in said(verify(out, full=True))
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_a_file_that_vanishes_meanwhile_is_named_and_the_rest_is_told(directory: Path, late: bool) -> None:
+    poke(directory, "embed.weight", b"\x80\x7f")
+
+    def progress(done: int, total: int) -> None:
+        if done == total or not late:
+            (directory / SHARD).unlink(missing_ok=True)
+
+    report = verify(directory, True, progress)
+    assert f"{SHARD}: vanished while it was read" in said(report)
+    assert "embed.weight holds 1 NaN or infinite values" in said(report)
+
+
+def test_ctrl_c_ends_reading_within_the_files(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(verify_data, "BLOCK_BYTES", 4096)
+    monkeypatch.setattr(verify_data, "MOST_FILES_AT_ONCE", 2)
+    main, seen = threading.get_ident(), list[int]()
+
+    def progress(done: int, total: int) -> None:
+        if not seen:
+            signal.pthread_kill(main, signal.SIGINT)
+        seen.append(done)
+        time.sleep(0.01)
+
+    with pytest.raises(KeyboardInterrupt):
+        verify(directory, True, progress)
+    assert seen[-1] < 400_000
+
+
+@pytest.mark.parametrize("size", [100, 5000])
+def test_a_shard_that_may_not_be_read_is_named(directory: Path, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    os.truncate(directory / SHARD, size)
+    open_file = Path.open
+
+    def refuse(path: Path, *arguments: Any, **options: Any) -> Any:
+        if path.name == SHARD:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        return open_file(path, *arguments, **options)
+
+    monkeypatch.setattr(Path, "open", refuse)
+    assert re.fullmatch(rf"{SHARD}: cannot (be )?read \(Permission denied\)", said(verify(directory)))
 
 
 def test_other_models_are_refused_by_name(directory: Path) -> None:
