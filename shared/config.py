@@ -10,10 +10,12 @@ import dataclasses
 import ipaddress
 import os
 import re
+import reprlib
 import tempfile
 import tomllib
 import types
 import typing
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from fractions import Fraction
 from pathlib import Path
@@ -151,17 +153,39 @@ def load_config(path: Path | str) -> Config:
         ConfigError: the file is missing or not TOML, or a key is unknown, missing, ill-typed or out of range.
     """
     path = Path(path)
-    try:
-        table = tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot read this config file ({error.strerror})") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: not valid TOML: {error}") from error
+    table = read_toml(path, "config")
     if "source" in table:
         raise ConfigError(f"{path}: unknown key 'source'")
     config: Config = _Reader(path.resolve()).section(Config, {"source": str(path.resolve())} | table, "")
     _check(config)
     return config
+
+
+def read_toml(path: Path, what: str) -> dict[str, Any]:
+    """The content of a TOML file. Raises ConfigError if this `what` file cannot be read or is not TOML."""
+    try:
+        table = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot read this {what} file ({error.strerror})") from error
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{path}: not valid TOML: {error}") from error
+    for key, value in _leaves(table):
+        if isinstance(value, int) and not -(2**63) <= value < 2**63:
+            raise ConfigError(f"{path}: '{key}' has more than the 64 bits that a whole number may have")
+    return table
+
+
+def _leaves(table: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Every value that holds no others, with its key. Without recursion: dotted keys nest as deep as they like."""
+    left: list[tuple[str, Any]] = list(table.items())
+    while left:
+        key, value = left.pop()
+        if isinstance(value, dict):
+            left += [(f"{key}.{name}", inner) for name, inner in value.items()]
+        elif isinstance(value, list):
+            left += [(key, inner) for inner in value]
+        else:
+            yield key, value
 
 
 class _Reader:
@@ -196,7 +220,7 @@ class _Reader:
         if kind is int and key.endswith("bytes"):
             return self._bytes(value, key, may_be_auto=key == "cache.bytes")
         if type(value) is not kind:
-            raise ConfigError(f"{self._path}: '{key}' must be {_NAMES[kind]}, not {value!r}")
+            raise ConfigError(f"{self._path}: '{key}' must be {_NAMES[kind]}, not {reprlib.repr(value)}")
         return value
 
     def _absolute(self, value: str, key: str) -> Path:
@@ -213,7 +237,7 @@ class _Reader:
         number = value if type(value) is int else parse_bytes(value) if isinstance(value, str) else None
         if number is None or not int(may_be_auto) <= number < 2**63:
             what = 'a size such as "64 MiB"' + (' or "auto"' if may_be_auto else "")
-            raise ConfigError(f"{self._path}: '{key}' must be {what}, not {value!r}")
+            raise ConfigError(f"{self._path}: '{key}' must be {what}, not {reprlib.repr(value)}")
         return number
 
 
@@ -222,7 +246,7 @@ _NAMES = {int: "a whole number", str: "text in quotes", bool: "true or false", P
 
 def parse_bytes(text: str) -> int | None:
     """A size such as "64 MiB", "1.5 GB" or "4096" as a number of bytes; None if it is no size."""
-    match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([a-z]*)\s*", text.lower())
+    match = re.fullmatch(r"\s*([0-9]{1,40}(?:\.[0-9]{1,40})?)\s*([a-z]*)\s*", text.lower())
     if match is None or match[2] not in _UNITS:
         return None
     return int(Fraction(match[1]) * _UNITS[match[2]])
@@ -244,37 +268,45 @@ def _is_token(key: str) -> bool:
     return all("!" <= letter <= "~" for letter in key)
 
 
+# Least and most of whole numbers. Where nothing else bounds them, the most is beyond all use.
+_RANGES = {
+    "model.max_context": (2, 10**8),
+    "reader.threads": (1, 256),
+    "worker.threads": (0, 1024),
+    "worker.prefill_chunk": (1, 2**16 - 1),  # a GPU's grid has no more rows, and attention has a row a token
+    "worker.min_segment": (1, 10**8),
+    "worker.max_queue": (1, 10**6),
+    "front.max_queue": (1, 10**6),
+    "front.default_max_tokens": (1, 10**8),
+    "front.request_timeout_s": (1, 10**8),
+    "front.http_port": (0, 2**16 - 1),
+    "front.max_body_bytes": (1, 2**40),
+}
+
+
 def _check(config: Config) -> None:
     def demand(ok: bool, key: str, what: str, value: object) -> None:
         if not ok:
             raise ConfigError(f"{config.source}: '{key}' must be {what}, not {value!r}")
 
-    run, worker, reader, front = config.run, config.worker, config.reader, config.front
+    run, worker, front = config.run, config.worker, config.front
     is_name = re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,39}", run.name) is not None
     demand(is_name, "run.name", "1 to 40 letters, digits, . _ -, not starting with . or -", run.name)
     demand(run.log_level in LOG_LEVELS, "run.log_level", f"one of {', '.join(LOG_LEVELS)}", run.log_level)
     demand(config.cache.policy in POLICIES, "cache.policy", f"one of {', '.join(POLICIES)}", config.cache.policy)
     is_device = DEVICES.fullmatch(worker.device) is not None
     demand(is_device, "worker.device", "cpu, cuda (the first GPU) or cuda:N", worker.device)
-    demand(1 <= reader.threads <= 256, "reader.threads", "1 to 256", reader.threads)
-    demand(0 <= worker.threads <= 1024, "worker.threads", "0 (all cores) to 1024", worker.threads)
-    # A GPU's grid has no more rows, and attention has a row a token.
-    demand(1 <= worker.prefill_chunk < 2**16, "worker.prefill_chunk", "1 to 65535", worker.prefill_chunk)
-    demand(worker.min_segment >= 1, "worker.min_segment", "at least 1", worker.min_segment)
+    for key, (least, most) in _RANGES.items():
+        section, name = key.split(".")
+        value = getattr(getattr(config, section), name)
+        demand(value is None or least <= value <= most, key, f"{least} to {most}", value)
     kept = worker.session_dir is None or (worker.session_bytes > 0 and worker.session_disk_bytes > 0)
     demand(kept, "worker.session_dir", "left out where session_bytes or session_disk_bytes is 0", worker.session_dir)
-    demand(worker.max_queue >= 1, "worker.max_queue", "at least 1", worker.max_queue)
-    demand(front.max_queue >= 1, "front.max_queue", "at least 1", front.max_queue)
-    demand(front.default_max_tokens >= 1, "front.default_max_tokens", "at least 1", front.default_max_tokens)
-    demand(front.request_timeout_s >= 1, "front.request_timeout_s", "at least 1", front.request_timeout_s)
-    demand(front.http_port is None or 0 <= front.http_port < 2**16, "front.http_port", "0 to 65535", front.http_port)
-    demand(front.max_body_bytes >= 1, "front.max_body_bytes", "at least 1", front.max_body_bytes)
     if not _is_token(front.api_key):
         raise ConfigError(f"{config.source}: 'front.api_key' must be of printable ASCII letters without spaces")
     if front.http_port is not None and not front.api_key and not _is_loopback(front.http_host):
         text = f"front.http_host = {front.http_host!r} lets other machines in, so 'front.api_key' must be set"
         raise ConfigError(f"{config.source}: {text}")
-    demand(config.model.max_context >= 2, "model.max_context", "at least 2", config.model.max_context)
     longest = str(config.run_dir / "expertd.control")
     if len(longest.encode()) > MAX_SOCKET_PATH:
         raise ConfigError(f"{config.source}: run directory {config.run_dir} is too long for a socket path; set run.dir")

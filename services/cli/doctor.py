@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 
 from services.cli.plan import plan_json, show
 from shared.checkpoint.config import ModelConfig
@@ -42,7 +43,7 @@ def doctor(
         print(json.dumps({"findings": [asdict(finding) for finding in findings]} | planned))
     else:
         console = Console(soft_wrap=True, highlight=False)
-        console.print(f"{facts.name}")
+        console.print(escape(facts.name))
         for finding in findings:
             console.print(_line(finding))
         if result:
@@ -53,4 +54,4 @@ def doctor(
 
 def _line(finding: Finding) -> str:
     colour = _COLOURS[finding.level]
-    return f"  [{colour}]{finding.level.value:4}[/{colour}]  {finding.subject}: {finding.text}"
+    return f"  [{colour}]{finding.level.value:4}[/{colour}]  {finding.subject}: {escape(finding.text)}"

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from shared.checkpoint.config import ModelConfig
@@ -54,13 +55,13 @@ def show(console: Console, result: Plan, facts: Machine) -> None:
     for line in _speed(result):
         console.print(line)
     for problem in result.problems:
-        console.print(f"[red]Does not fit:[/red] {problem}")
+        console.print(f"[red]Does not fit:[/red] {escape(problem)}")
     if result.fits:
         console.print(f"[green]Fits[/green], with {gb(result.room - result.cache_bytes)} to spare above the reserve")
 
 
 def _budget(result: Plan, facts: Machine) -> Table:
-    table = Table(title=f"{facts.name}: {result.memory} memory", title_justify="left", show_header=False)
+    table = Table(title=escape(f"{facts.name}: {result.memory} memory"), title_justify="left", show_header=False)
     table.add_column()
     table.add_column(justify="right")
     table.add_row("available", gb(result.available))

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import os
 import platform
+import reprlib
 import resource
 import shutil
-import tomllib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
-from shared.config import parse_bytes
+from shared.config import parse_bytes, read_toml
 from shared.errors import ConfigError
 from shared.planning.gpu import Gpu, find_gpu
 from shared.planning.measure import disk_speed, memory_speed
@@ -95,12 +95,7 @@ def load_machine(path: Path) -> Machine:
     Raises:
         ConfigError: the file is missing or not TOML, or a key is unknown, missing or of the wrong kind.
     """
-    try:
-        table = tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot read this machine file ({error.strerror})") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: not valid TOML: {error}") from error
+    table = read_toml(path, "machine")
     reader = _Table(path, table, "")
     gpu = table.pop("gpu", None)
     if gpu is not None and not isinstance(gpu, dict):
@@ -156,7 +151,9 @@ class _Table:
     def size(self, key: str) -> int:
         value = self._take(key)
         number = value if type(value) is int else parse_bytes(value) if isinstance(value, str) else None
-        return number if number is not None and number >= 0 else self._refuse(key, 'a size such as "128 GB"', value)
+        if number is None or not 0 <= number < 2**63:
+            self._refuse(key, 'a size such as "128 GB"', value)
+        return number
 
     def finish(self) -> None:
         for key in self._left:
@@ -167,5 +164,5 @@ class _Table:
             raise ConfigError(f"{self._path}: missing key '{self._prefix}{key}'")
         return self._left.pop(key)
 
-    def _refuse(self, key: str, what: str, value: object) -> Any:
-        raise ConfigError(f"{self._path}: '{self._prefix}{key}' must be {what}, not {value!r}")
+    def _refuse(self, key: str, what: str, value: object) -> NoReturn:
+        raise ConfigError(f"{self._path}: '{self._prefix}{key}' must be {what}, not {reprlib.repr(value)}")

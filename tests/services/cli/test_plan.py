@@ -38,6 +38,17 @@ def test_the_plan_of_a_described_machine(spark: Path, capsys: pytest.CaptureFixt
     assert "Fits" in out
 
 
+@pytest.mark.parametrize("command", ["plan", "doctor"])
+def test_names_are_shown_as_they_are(
+    spark: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], command: str
+) -> None:
+    text = SPARK.read_text().replace("NVIDIA DGX Spark", "rack [/3]").replace("NVIDIA GB10", "GB10 [lab]")
+    (tmp_path / "machine.toml").write_text(text)
+    code, out, _ = icebox(capsys, command, spark, "--machine", tmp_path / "machine.toml")
+    assert (code, "rack [/3]" in out) == (0, True)
+    assert command == "plan" or "GB10 [lab]" in out
+
+
 def test_a_plan_that_does_not_fit_names_the_number_that_does(spark: Path, capsys: pytest.CaptureFixture[str]) -> None:
     spark.write_text(spark.read_text().replace('"90 GB"', '"110 GB"'))
     code, row = icebox_json(capsys, "plan", spark, "--machine", SPARK)

@@ -103,6 +103,9 @@ def test_the_described_machines_load(name: str) -> None:
         ("memory_free = 0", "memory_free = 0\nvram = 3", "unknown key 'gpu.vram'"),
         ('name = "NVIDIA DGX Spark"', "name = 3", "'name' must be text in quotes, not 3"),
         ("[gpu]", "[gpu", "not valid TOML"),
+        ("cpus = 20", f"cpus = {10**400}", "'cpus' has more than the 64 bits"),
+        ('disk_speed = "9.7 GB"', f"disk_speed = '{10**30} GB'", "'disk_speed' must be a size"),
+        ("cpus = 20", "cpus = " + "[" * 5000, "not valid TOML"),
     ],
 )
 def test_a_wrong_description_names_file_and_key(tmp_path: Path, old: str, new: str, message: str) -> None:
