@@ -71,6 +71,8 @@ def read_weight_map(directory: Path) -> dict[str, str]:
     if not isinstance(weight_map, dict) or not weight_map:
         raise CheckpointError(f"{path}: has no weight_map; download it again")
     for name, file in weight_map.items():
+        if not name.isprintable():
+            raise CheckpointError(f"{path}: tensor {name!r}: its name cannot be printed")
         if not _is_file_name(file):
             raise CheckpointError(f"{path}: tensor {name} is said to be in {file!r}, which is not a file name here")
     return weight_map

@@ -98,6 +98,8 @@ def _tensors(path: Path, table: dict[str, Any], start: int, size: int) -> dict[s
 
 
 def _info(path: Path, name: str, entry: Any, start: int) -> TensorInfo:
+    if not name.isprintable():
+        raise _error(path, f"tensor {name!r}: its name cannot be printed")
     if not isinstance(entry, dict):
         raise _error(path, f"tensor {name}: not a JSON object")
     dtype, shape, offsets = entry.get("dtype"), entry.get("shape"), entry.get("data_offsets")

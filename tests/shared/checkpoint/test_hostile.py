@@ -60,6 +60,8 @@ HOSTILE = {
     "same place": (file_of({"a": entry("U8", [2], 0, 2), "b": entry("U8", [2], 0, 2)}, b"xx"), "tensor . overlaps"),
     "trailing bytes": (file_of(GOOD, DATA + b"x"), "1 bytes follow the last tensor"),
     "truncated data": (file_of(GOOD, DATA[:-1]), "tensor b ends at byte .* truncated"),
+    "name of half a character": (file_of({"a\ud800": entry("U8", [1], 0, 1)}, b"x"), r"tensor 'a\\ud800': its name"),
+    "name of an escape": (file_of({"\x1b[2J": entry("U8", [1], 0, 1)}, b"x"), r"tensor '\\x1b\[2J': its name"),
     "git lfs pointer": (b"version https://git-lfs.github.com/spec/v1\noid sha256:1\nsize 9\n", "header claims"),
 }  # fmt: skip
 
@@ -112,6 +114,18 @@ def test_an_index_that_points_elsewhere(tmp_path: Path, name: object) -> None:
     for look in (TensorIndex.open, verify):
         with pytest.raises(CheckpointError, match=r"norm.weight is said to be in .* not a file name here"):
             look(directory)
+
+
+@pytest.mark.parametrize("name", ["a\ud800", "\x1b[2J"])
+def test_an_index_of_names_that_cannot_be_printed(tmp_path: Path, name: str) -> None:
+    directory = copy_of_tiny(tmp_path)
+    index = index_of(directory)
+    index["weight_map"][name] = "model-00001-of-00008.safetensors"
+    (directory / INDEX_NAME).write_text(json.dumps(index))
+    for look in (TensorIndex.open, verify):
+        with pytest.raises(CheckpointError, match=rf"{INDEX_NAME}: tensor .*: its name cannot be printed") as caught:
+            look(directory)
+        assert str(caught.value).isprintable()
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{}", '{"weight_map": []}', '{"weight_map": {}}', "\x00"])
