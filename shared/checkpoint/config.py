@@ -102,10 +102,11 @@ class ModelConfig:
             CheckpointError: the directory or file is missing, not JSON, or describes a model that is not supported.
         """
         path = directory / "config.json"
-        _refuse_gguf(directory)
-        if not directory.is_dir():
-            raise CheckpointError(f"{directory}: no such model directory; set model.path to the downloaded checkpoint")
         try:
+            _refuse_gguf(directory)
+            if not directory.is_dir():
+                advice = "set model.path to the downloaded checkpoint"
+                raise CheckpointError(f"{directory}: no such model directory; {advice}")
             table = json.loads(path.read_text(encoding="utf-8"))
         except OSError as error:
             raise CheckpointError(f"{path}: cannot read ({error.strerror}); is this a checkpoint directory?") from error

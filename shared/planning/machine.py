@@ -84,7 +84,7 @@ def available_memory(meminfo: dict[str, int], cgroup: Path = Path("/sys/fs/cgrou
 
 
 def _free_space(path: Path) -> int:
-    while not path.exists():
+    while not os.path.exists(path):  # False also for what may not be looked at, where Path.exists raises
         path = path.parent
     return shutil.disk_usage(path).free
 

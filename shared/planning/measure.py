@@ -33,10 +33,10 @@ class DiskSpeed:
 
 def disk_speed(path: Path, seconds: float = 1.0) -> DiskSpeed | None:
     """Read the largest safetensors file in (or at) `path` for a while; None if there is none that can be read."""
-    file = _largest_file(path)
-    if file is None:
-        return None
     try:
+        file = _largest_file(path)
+        if file is None:
+            return None
         fd, direct = open_direct(file, os.O_RDONLY)
     except OSError:
         return None

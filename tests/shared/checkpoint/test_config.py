@@ -161,6 +161,8 @@ def test_files_that_are_none(tmp_path):
     path = tmp_path / "config.json"
     with pytest.raises(CheckpointError, match=r"no such model directory; set model\.path"):
         ModelConfig.from_dir(tmp_path / "absent")
+    with pytest.raises(CheckpointError, match=r"config\.json: cannot read \(File name too long"):
+        ModelConfig.from_dir(tmp_path / ("x" * 300))
     with pytest.raises(CheckpointError, match=r"config\.json: cannot read \(No such file"):
         ModelConfig.from_dir(tmp_path)
     for content, message in ((b"{", "not valid JSON"), (b"\xff\xfe", "not valid JSON"), (b"[1]", "a JSON object")):

@@ -55,6 +55,11 @@ def test_this_machine() -> None:
     assert machine.memory_speed > 1e8
 
 
+def test_a_path_that_cannot_be_looked_at(tmp_path: Path) -> None:
+    machine = probe(tmp_path / ("x" * 300))
+    assert (machine.disk_speed, machine.disk_free > 0) == (0, True)
+
+
 def test_speeds_are_unknown_when_not_asked_for(tmp_path: Path) -> None:
     machine = probe(tmp_path / "not" / "there", speeds=False)
     assert (machine.disk_speed, machine.memory_speed) == (0, 0)
