@@ -59,7 +59,7 @@ class WorkerLink:
                 try:
                     await self._watch()
                 except ServiceError as error:
-                    log.warning("worker lost detail=%r", error.detail)
+                    log.log(self._context.failure_level, "worker lost detail=%r", error.detail)
                     self._client.close()
         finally:
             self._client.close()

@@ -68,6 +68,8 @@ class WorkerService:
         job = _job(message)
         job.check(self._engine.model.config.vocab_size, self._engine.max_context)
         with self._accepting:
+            if self._context.stopping:
+                raise _stopping()
             if not self._has_experts:
                 raise ServiceError(ErrorCode.STARTING, "the worker waits for expertd")
             self._waiting.put(Ticket(request, job))
@@ -79,11 +81,11 @@ class WorkerService:
                 with self._experts() as experts:
                     self._serve(experts)
             except Stopped:
-                return
+                break
             except PeerLost as lost:
-                log.warning("expertd lost detail=%r", lost.detail)
-                detail = f"the expert daemon went away: {lost.detail}"
-                self._counters.requests_failed += self._waiting.fail_all(lost.code, detail)
+                log.log(self._context.failure_level, "expertd lost detail=%r", lost.detail)
+                self._fail_waiting(self._loss(f"the expert daemon went away: {lost.detail}"))
+        self._fail_waiting(_stopping())
 
     def stats(self) -> tuple[dict[str, float], dict[str, str]]:
         """Cumulative counters and gauges, and labels, for the stats socket."""
@@ -128,15 +130,15 @@ class WorkerService:
 
         try:
             for step in self._engine.generate(ticket.job, experts, cancelled):
+                if step.finish is FinishReason.ABORT and not ticket.request.cancelled.is_set():
+                    raise _stopping()
                 progress.send(step)
         except PeerLost as lost:
-            self._counters.requests_failed += 1
-            ticket.request.fail(lost.code, f"the expert daemon went away while this request ran: {lost.detail}")
+            self._fail(ticket, self._loss(f"the expert daemon went away while this request ran: {lost.detail}"))
             raise
         except ServiceError as error:
-            self._counters.requests_failed += 1
-            log.warning("request failed code=%s detail=%r", error.code.value, error.detail)
-            ticket.request.fail(error.code, error.detail)
+            log.log(self._context.failure_level, "request failed code=%s detail=%r", error.code.value, error.detail)
+            self._fail(ticket, error)
         else:
             # Read here and not where stats are collected: graphs come and go in this thread.
             if decoder is not None and decoder.counters.graph_steps > steps_before:
@@ -144,6 +146,17 @@ class WorkerService:
             aborted = progress.finish is FinishReason.ABORT
             self._counters.requests_cancelled += aborted
             self._counters.requests_done += not aborted
+
+    def _fail(self, ticket: Ticket, error: ServiceError) -> None:
+        self._counters.requests_failed += 1
+        ticket.request.fail(error.code, error.detail)
+
+    def _fail_waiting(self, error: ServiceError) -> None:
+        self._counters.requests_failed += self._waiting.fail_all(error.code, error.detail)
+
+    def _loss(self, detail: str) -> ServiceError:
+        """Why a request fails that lost expertd: services that are stopped together may see each other go."""
+        return _stopping() if self._context.stopping else PeerLost(detail)
 
     @contextmanager
     def _experts(self) -> Iterator[SharedExperts]:
@@ -184,6 +197,10 @@ class WorkerService:
                 self._context.progress(f"waiting for expertd ({error.detail})")
             if self._context.wait(RETRY_S):
                 raise Stopped
+
+
+def _stopping() -> ServiceError:
+    return ServiceError(ErrorCode.DRAINING, "the worker is stopping")
 
 
 class Stopped(Exception):

@@ -42,6 +42,11 @@ class ServiceContext:
     def stopping(self) -> bool:
         return self.stop.is_set()
 
+    @property
+    def failure_level(self) -> int:
+        """The level at which to log that a peer went away or a request failed: expected once the service stops."""
+        return logging.INFO if self.stopping else logging.WARNING
+
     def wait(self, timeout_s: float | None = None) -> bool:
         """Sleep until the service should stop, or the time is over; whether it should stop."""
         return self.stop.wait(timeout_s)

@@ -6,6 +6,7 @@ from collections.abc import Callable
 import pytest
 from helpers.services import (
     ROOT,
+    SERVICES,
     generate,
     no_shared_memory_left,
     running,
@@ -15,7 +16,7 @@ from helpers.services import (
 )
 
 from shared.errors import ErrorCode, PeerLost, ServiceError
-from shared.protocol.messages import ErrorReply, Generate, TokensGenerated
+from shared.protocol.messages import ErrorReply, Generate
 from shared.stats import StatsSubscriber
 from shared.transport.client import BlockingClient
 
@@ -91,22 +92,34 @@ def test_both_killed_and_started_again_at_once(config):
 
 
 def test_sigterm_ends_a_running_request_and_the_process(config):
+    """What runs and what waits is told why, at once: a text that is cut off is no answer."""
     with running(config, "expertd", "worker") as stack, worker_client(stack.config) as client:
-        client.start(LONG)
+        ids = {client.start(LONG), client.start(SHORT)}
         assert client.poll(20.0) is not None
         assert stack.terminate("worker") == 0
-        replies: list[TokensGenerated] = []
+        errors: dict[int, object] = {}
         with pytest.raises(PeerLost):
-            drain(client, replies.append)
-        assert replies[-1].finish_reason == "abort"
+            drain(client, lambda request_id, reply: errors.update({request_id: reply}))
+        assert errors == dict.fromkeys(ids, ErrorReply(ErrorCode.DRAINING.value, "the worker is stopping"))
 
 
-def drain(client: BlockingClient, see: Callable[[object], None] = lambda reply: None) -> None:
+def test_a_stop_of_all_services_warns_of_nothing(tmp_path):
+    """They see each other go, and a request ends."""
+    config = write_config(tmp_path / "icebox.toml", ROOT / "demo" / "checkpoint", front={"http_port": 0})
+    with running(config) as stack, worker_client(stack.config) as client:
+        client.start(LONG)
+        assert client.poll(20.0) is not None
+        assert set(stack.stop().values()) == {0}
+        logs = "".join(stack.log(name) for name in SERVICES)
+    assert [line for line in logs.splitlines() if " INFO " not in line] == []
+
+
+def drain(client: BlockingClient, see: Callable[[int, object], None] = lambda request_id, reply: None) -> None:
     """Take replies until the peer is lost, which is raised."""
     while True:
         event = client.poll(20.0)
         assert event is not None
-        see(event[1])
+        see(*event)
 
 
 def _expertd(stack) -> dict[str, float]:

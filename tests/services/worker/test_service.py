@@ -1,18 +1,22 @@
-"""Requests that arrive while expertd is being lost: each is refused or failed, none is forgotten."""
+"""Requests that come, run or wait while expertd is being lost or the worker stops: each ends, with the reason."""
 
 from __future__ import annotations
 
+import logging
 import threading
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from unittest.mock import MagicMock
 
 import pytest
 
 from services.worker import service as service_module
-from services.worker.engine import Job
+from services.worker.engine import FinishReason, Job, Step
 from services.worker.service import WorkerService
 from shared.errors import ErrorCode, PeerLost, ServiceError
-from shared.protocol.messages import Generate
+from shared.protocol.codec import decode
+from shared.protocol.messages import ErrorReply, Generate, TokensGenerated
+from shared.transport.request import Request
 
 PATIENCE_S = 10.0
 
@@ -22,7 +26,7 @@ class Losing(WorkerService):
 
     def __init__(self) -> None:
         self.ready, self.lose, self.looks_again = (threading.Event() for _ in range(3))
-        self.context = MagicMock(stopping=False, ready=self.ready.set)
+        self.context = MagicMock(stopping=False, failure_level=logging.WARNING, ready=self.ready.set)
         self.context.config.worker.max_queue = 4
         super().__init__(self.context, MagicMock(decoder=None, max_context=100), "fingerprint")
         self._engine.model.config.vocab_size = 10
@@ -71,3 +75,91 @@ def test_a_request_that_is_checked_while_expertd_is_lost_is_refused(
     for thread in threads:
         thread.join(PATIENCE_S)
     assert refusals == [ErrorCode.STARTING]
+
+
+class Endless:
+    """An engine that generates until it is cancelled or expertd is lost."""
+
+    def __init__(self, lose: threading.Event) -> None:
+        self.runs = threading.Event()
+        self._lose = lose
+
+    def generate(self, job: Job, experts: object, cancelled: Callable[[], bool]) -> Iterator[Step]:
+        while not cancelled():
+            yield Step(1)
+            self.runs.set()
+            if self._lose.is_set():
+                raise PeerLost("killed")
+        yield Step(finish=FinishReason.ABORT)
+
+
+class Ask:
+    """A request and its final reply."""
+
+    def __init__(self) -> None:
+        self.request = Request(Generate((1,), 1), b"peer", 1, self._post)
+        self.reply: object = None
+        self.ended = threading.Event()
+
+    def _post(self, request: Request, body: bytes, final: bool) -> bool:
+        if final:
+            self.reply = decode(body)
+            self.ended.set()
+        return True
+
+
+def stop(service: Losing, running: Ask) -> None:
+    service.context.stopping = True
+
+
+def cancel(service: Losing, running: Ask) -> None:
+    running.request.cancelled.set()
+
+
+def lose(service: Losing, running: Ask) -> None:
+    service.lose.set()
+
+
+def lose_while_stopping(service: Losing, running: Ask) -> None:
+    service.lose.set()
+    service.context.stopping = True
+
+
+DRAINING = ErrorReply("draining", "the worker is stopping")
+GONE = "the expert daemon went away"
+
+
+@pytest.mark.parametrize(
+    ("end", "of_running", "of_waiting"),
+    [
+        (stop, DRAINING, DRAINING),
+        (cancel, "abort", DRAINING),
+        (
+            lose,
+            ErrorReply("peer_lost", f"{GONE} while this request ran: killed"),
+            ErrorReply("peer_lost", f"{GONE}: killed"),
+        ),
+        (lose_while_stopping, DRAINING, DRAINING),
+    ],
+)
+def test_what_ends_a_request_is_what_its_final_reply_says(
+    losing: Losing, end: Callable[[Losing, Ask], None], of_running: object, of_waiting: object
+) -> None:
+    engine = Endless(losing.lose)
+    losing._engine.generate = engine.generate  # type: ignore[method-assign]
+    thread = threading.Thread(target=losing.run)
+    thread.start()
+    assert losing.ready.wait(PATIENCE_S)
+    running, waiting = Ask(), Ask()
+    losing.handle(running.request)
+    assert engine.runs.wait(PATIENCE_S)
+    losing.handle(waiting.request)
+    end(losing, running)
+    assert running.ended.wait(PATIENCE_S)
+    losing.context.stopping = True
+    thread.join(PATIENCE_S)
+    reply = running.reply
+    assert (reply.finish_reason if isinstance(reply, TokensGenerated) else reply) == of_running
+    assert waiting.reply == of_waiting
+    with pytest.raises(ServiceError, match="the worker is stopping"):
+        losing.handle(Ask().request)

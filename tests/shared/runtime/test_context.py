@@ -72,6 +72,12 @@ def test_the_log_has_every_change_of_state_but_not_every_shard(
     assert len(messages) < 20
 
 
+def test_a_failure_is_worth_a_warning_until_the_service_stops(context: ServiceContext) -> None:
+    assert context.failure_level == logging.WARNING
+    context.request_stop()
+    assert context.failure_level == logging.INFO
+
+
 def test_no_two_starts_share_a_boot_id() -> None:
     assert len({make_identity("worker").boot_id for _ in range(1000)}) == 1000
 
