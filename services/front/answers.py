@@ -16,9 +16,9 @@ from types import TracebackType
 from services.front.answer import Answer
 from services.front.buffer import EventBuffer
 from services.front.counters import FrontCounters
-from services.front.generation import Event, Finished, GenerationRequest, Queued, Started, Usage, is_short
+from services.front.generation import Conversation, Event, Finished, GenerationRequest, Queued, Started, Usage, is_short
 from services.front.prompt import Prompt, PromptMaker
-from services.front.schema import check_format
+from services.front.schema import check_format, check_schema
 from services.front.tokenizer import Tokenizer
 from services.front.worker_link import WorkerLink
 from shared.errors import ErrorCode, ServiceError
@@ -172,6 +172,9 @@ class Answers:
 
     async def prompt(self, request: GenerationRequest) -> Prompt:
         """What the worker would be asked. Raises ServiceError: bad_request."""
+        chat = request.prompt
+        if isinstance(chat, Conversation) and chat.json_schema is not None:
+            await check_schema(chat.json_schema, chat.schema_place)
         if is_short(request):
             return self.maker.make(request)
         return await asyncio.to_thread(self.maker.make, request)

@@ -58,6 +58,7 @@ def request_of(chat: Chat) -> GenerationRequest:
         drop_thinking=options.drop_thinking,
         tools=tuple(options.tools or ()),
         json_schema=options.response_format,
+        schema_place="options.response_format",
     )
     sampling = Sampling(chat.max_tokens, chat.temperature, chat.top_p, chat.top_k, chat.min_p, chat.seed)
     return GenerationRequest(prompt, sampling)

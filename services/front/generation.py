@@ -45,7 +45,7 @@ class Conversation:
     `thinking`. `tools` are OpenAI-style tool definitions. `forced_call` None lets the model decide, `ANY_FUNCTION`
     makes it call one of the tools and a name makes it call that one: the answer is begun for it, so reasoning is
     skipped. With `max_calls` the answer ends after so many calls; with 0 those that the model makes nevertheless are
-    dropped. `json_schema` is the schema that the answer is asked to follow.
+    dropped. `json_schema` is the schema that the answer is asked to follow, `schema_place` the field it came in.
     """
 
     messages: tuple[Any, ...]
@@ -56,6 +56,7 @@ class Conversation:
     forced_call: str | None = None
     max_calls: int | None = None
     json_schema: Mapping[str, Any] | bool | None = None
+    schema_place: str = ""
 
 
 @dataclass(frozen=True, slots=True)

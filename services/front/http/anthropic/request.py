@@ -15,7 +15,6 @@ from services.front.generation import ANY_FUNCTION, Conversation, GenerationRequ
 from services.front.http.anthropic.messages import read_conversation
 from services.front.http.conversation import function_tool
 from services.front.http.fields import Fields
-from services.front.schema import check_schema
 from services.front.stop import check_stops
 
 # Thinking budgets below this many tokens ask for little effort.
@@ -64,6 +63,7 @@ def read_prompt(fields: Fields) -> Conversation:
         forced_call=_read_forced_call(choice),
         max_calls=_read_max_calls(choice),
         json_schema=_read_schema(output.table("format")),
+        schema_place="output_config.format.schema",
     )
 
 
@@ -106,6 +106,4 @@ def _read_schema(output_format: Fields) -> Any:
     if not output_format.values:
         return None
     output_format.choice("type", ("json_schema",))
-    schema = Fields(output_format.raw("schema"), output_format.place("schema"))
-    check_schema(schema.values, schema.where)
-    return schema.values
+    return Fields(output_format.raw("schema"), output_format.place("schema")).values

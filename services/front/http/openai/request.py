@@ -7,14 +7,14 @@ only concern OpenAI's own service (user, metadata, store, ...) are ignored, and 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from services.front.chat.messages import ChatError
+from services.front.chat.messages import ChatError, kind_of
 from services.front.effort import EFFORTS
 from services.front.generation import ANY_FUNCTION, Conversation, GenerationRequest, RawPrompt, Sampling
 from services.front.http.fields import Fields
-from services.front.schema import check_schema
 from services.front.stop import check_stops
 
 MAX_TOP_LOGPROBS = 20
@@ -145,6 +145,7 @@ def _read_conversation(fields: Fields) -> Conversation:
         forced_call=_read_forced_call(fields, names),
         max_calls=0 if choice == "none" else None if fields.flag("parallel_tool_calls", True) else 1,
         json_schema=_read_schema(fields.table("response_format")),
+        schema_place="response_format.json_schema.schema",
     )
 
 
@@ -224,5 +225,7 @@ def _read_schema(response_format: Fields) -> Any:
     if kind == "json_object":
         return {"type": "object"}
     described = response_format.table("json_schema")
-    check_schema(described.raw("schema"), described.place("schema"))
-    return described.raw("schema")
+    schema = described.raw("schema")
+    if not isinstance(schema, Mapping | bool):
+        raise ChatError(f"{described.place('schema')} must be a JSON schema, not {kind_of(schema)}")
+    return schema

@@ -16,7 +16,6 @@ from services.front.http.conversation import function_tool
 from services.front.http.fields import Fields
 from services.front.http.openai.request import MAX_TOP_LOGPROBS
 from services.front.http.responses.items import read_conversation
-from services.front.schema import check_schema
 
 _NOT_STORED = "responses are not stored here; send the whole conversation in input"
 _UNSUPPORTED = {
@@ -82,6 +81,7 @@ def _read_prompt(fields: Fields) -> Conversation:
         forced_call=_read_forced_call(fields),
         max_calls=_read_max_calls(fields),
         json_schema=_read_schema(fields.table("text").table("format")),
+        schema_place="text.format.schema",
     )
 
 
@@ -122,6 +122,4 @@ def _read_schema(text_format: Fields) -> Any:
         return None
     if kind == "json_object":
         return {"type": "object"}
-    schema = Fields(text_format.raw("schema"), text_format.place("schema"))
-    check_schema(schema.values, schema.where)
-    return schema.values
+    return Fields(text_format.raw("schema"), text_format.place("schema")).values

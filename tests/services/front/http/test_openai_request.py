@@ -27,7 +27,8 @@ def sampling(**fields):
 
 def test_nothing_but_messages():
     asked = read_chat({"messages": [HELLO]})
-    assert asked.generation == GenerationRequest(Conversation((HELLO,)), Sampling())
+    place = "response_format.json_schema.schema"
+    assert asked.generation == GenerationRequest(Conversation((HELLO,), schema_place=place), Sampling())
     assert (asked.is_stream, asked.with_usage) == (False, False)
 
 
@@ -134,7 +135,8 @@ def test_tools(fields, tools, forced, max_calls):
     ],
 )
 def test_response_format(response_format, schema):
-    assert conversation(response_format=response_format).json_schema == schema
+    read = conversation(response_format=response_format)
+    assert (read.json_schema, read.schema_place) == (schema, "response_format.json_schema.schema")
 
 
 def test_what_only_concerns_the_vendor_is_ignored():
@@ -190,7 +192,7 @@ def test_what_only_concerns_the_vendor_is_ignored():
         ),
         ({"parallel_tool_calls": 1}, "parallel_tool_calls must be true or false"),
         ({"response_format": {"type": "xml"}}, r"response_format\.type must be one of"),
-        ({"response_format": {"type": "json_schema"}}, r"response_format\.json_schema\.schema is not a usable"),
+        ({"response_format": {"type": "json_schema"}}, r"response_format\.json_schema\.schema must be a JSON"),
         ({"functions": [{"name": "f"}]}, r"functions can only be \[\] here \(use tools\)"),
         ({"logit_bias": {"5": 1}}, "logit_bias can only be"),
         ({"frequency_penalty": 0.5}, "frequency_penalty can only be 0"),
