@@ -17,7 +17,7 @@ from services.cli.cache_report import speed_line, tokens_per_second
 from services.cli.conversation import Answer, Conversation, Sampling
 from services.cli.front_client import FrontClient, Reply
 from services.cli.options import ConfigOption, chosen_config
-from services.cli.terminal import AnswerPrinter, text_writer
+from services.cli.terminal import AnswerPrinter, text_writer, well_formed
 from services.cli.tools import read_tools
 from shared.config import Config
 from shared.errors import ErrorCode, ServiceError
@@ -28,10 +28,14 @@ def chat(
     config: ConfigOption = None,
     once: Annotated[str | None, typer.Option("--once", help="Ask this, print the answer, and leave.")] = None,
     system: Annotated[str | None, typer.Option(help="A system message before the conversation.")] = None,
-    max_tokens: Annotated[int, typer.Option(min=0, help="Longest answer; 0 is the deployment's default.")] = 0,
+    max_tokens: Annotated[
+        int, typer.Option(min=0, max=10**8, help="Longest answer; 0 is the deployment's default.")
+    ] = 0,
     temperature: Annotated[float, typer.Option(help="0 always takes the likeliest token.")] = 1.0,
     top_p: Annotated[float, typer.Option(help="Draw from the likeliest tokens that make up this probability.")] = 1.0,
-    seed: Annotated[int, typer.Option(help="Same seed and question, same answer; -1 draws one.")] = -1,
+    seed: Annotated[
+        int, typer.Option(min=-1, max=2**63 - 1, help="Same seed and question, same answer; -1 draws one.")
+    ] = -1,
     think: Annotated[str | None, typer.Option(help="Let it reason first: on, or an effort such as high.")] = None,
     tools: Annotated[Path | None, typer.Option(help="A JSON file of tools to offer; you give their results.")] = None,
     plain: Annotated[bool, typer.Option("--plain", help="Show the text itself, not its Markdown formatted.")] = False,
@@ -39,6 +43,7 @@ def chat(
 ) -> None:
     """Talk with the model. Ctrl-C cancels an answer, Ctrl-D leaves."""
     settings = chosen_config(config)
+    once, system, think = (text and well_formed(text) for text in (once, system, think))
     offered = [] if tools is None else read_tools(tools)
     conversation = Conversation(Sampling(max_tokens, temperature, top_p, seed, think), system, offered)
     if once is not None:

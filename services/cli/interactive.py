@@ -18,10 +18,11 @@ from services.cli.cache_report import SessionCost
 from services.cli.chat import interrupts, summary
 from services.cli.conversation import Answer, Conversation
 from services.cli.front_client import FrontClient, Reply
-from services.cli.terminal import AnswerPrinter, harmless, text_writer
+from services.cli.outcome import text_of
+from services.cli.terminal import AnswerPrinter, harmless, text_writer, well_formed
 from services.cli.tools import DECLINED, call_text
 from shared.config import Config, state_dir
-from shared.errors import PeerLost, ServiceError
+from shared.errors import IceboxError, PeerLost
 from shared.protocol.messages import Chat
 
 HELP = """\
@@ -94,7 +95,7 @@ class Terminal:
     def run(self) -> None:
         while True:
             try:
-                line = self._questions.prompt("> ").strip()
+                line = well_formed(self._questions.prompt("> ")).strip()
             except KeyboardInterrupt:
                 continue
             except EOFError:
@@ -130,9 +131,9 @@ class Terminal:
         printer = AnswerPrinter(sys.stdout, sys.stderr, text_writer(sys.stdout, plain=self._is_plain), Answer())
         try:
             reply = self._exchange(self._conversation.request(question), printer)
-        except ServiceError as error:
+        except IceboxError as error:
             self._is_connected = self._is_connected and not isinstance(error, PeerLost)
-            print(error.detail)
+            print(text_of(error))
             return None
         self._conversation.keep(question, printer.answer)
         self._last_cost = summary(reply)
@@ -164,7 +165,7 @@ class Terminal:
     def _ask_result(self, call: dict[str, Any]) -> str | None:
         print(f"What is the result of {harmless(call_text(call))}? (Ctrl-C declines)")
         try:
-            return self._results.prompt("= ")
+            return well_formed(self._results.prompt("= "))
         except (KeyboardInterrupt, EOFError):
             print("declined; the model learns of it with your next question")
             return None
@@ -199,7 +200,7 @@ class Terminal:
                 file.write(text)
         except FileExistsError:
             print(f"{path} is there already; choose another name")
-        except (OSError, RuntimeError) as error:
+        except (OSError, RuntimeError, ValueError) as error:
             print(f"{path}: cannot write ({getattr(error, 'strerror', None) or error})")
         else:
             self._saved.add(path)

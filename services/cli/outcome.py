@@ -14,10 +14,15 @@ def run_to_end(program: Callable[[], object]) -> None:
     try:
         program()
     except IceboxError as error:
-        print(f"icebox: {error.detail if isinstance(error, ServiceError) else error}", file=sys.stderr)
+        print(f"icebox: {text_of(error)}", file=sys.stderr)
         sys.exit(exit_code(error))
     except KeyboardInterrupt:
         sys.exit(128 + signal.SIGINT)
+
+
+def text_of(error: IceboxError) -> str:
+    """What a person reads of it: without the code that programs know a service's error by."""
+    return error.detail if isinstance(error, ServiceError) else str(error)
 
 
 def exit_code(error: IceboxError) -> int:

@@ -1,10 +1,11 @@
-"""Writing an answer to a terminal or a pipe while it comes.
+"""Writing an answer to a terminal or a pipe while it comes, and taking text from one.
 
 Text from a model is not trusted with the terminal: there, control characters show as symbols and do nothing.
 """
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Protocol, TextIO
 
@@ -20,6 +21,12 @@ _SYMBOLS |= {0x7F: "\u2421"} | dict.fromkeys(range(0x80, 0xA0), "\ufffd")
 def harmless(text: str) -> str:
     """The text with control characters other than newline and tab made visible."""
     return text.translate(_SYMBOLS)
+
+
+def well_formed(text: str) -> str:
+    """What was typed, with the replacement character where its bytes were no UTF-8: Python has lone surrogates there,
+    which can neither be sent nor saved."""
+    return re.sub("[\ud800-\udfff]", "\ufffd", text)
 
 
 class TextWriter(Protocol):

@@ -22,6 +22,7 @@ def read_tools(path: Path) -> list[dict[str, Any]]:
     """
     try:
         tools = json.loads(path.read_text(encoding="utf-8"))
+        json.dumps(tools, ensure_ascii=False).encode()  # half of a surrogate pair is a string that cannot be sent
     except OSError as error:
         raise _bad(path, f"cannot read it ({error.strerror})") from None
     except (ValueError, RecursionError) as error:

@@ -45,8 +45,8 @@ class Terminal:
         self.shown = ""
         self._seen = 0
 
-    def type(self, text: str) -> None:
-        os.write(self._descriptor, text.encode())
+    def type(self, text: str | bytes) -> None:
+        os.write(self._descriptor, text.encode() if isinstance(text, str) else text)
 
     def expect(self, pattern: str, timeout_s: float = 20.0) -> str:
         """Wait until something new matches; what has been shown since the last match."""

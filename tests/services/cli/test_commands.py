@@ -166,6 +166,10 @@ def test_once_with_a_worker_that_dies(nothing_runs):
         (["chat", "--once", "x " * 5000], 2, "tokens, but model.max_context = 4096"),
         (["chat", "--once", "x", "--think", "more"], 2, "reasoning_effort 'more' is not one of"),
         (["chat", "--once", "x", "--max-tokens", "-1"], 2, "Invalid value for '--max-tokens'"),
+        (["chat", "--once", "x", "--max-tokens", "1" + 30 * "0"], 2, "Invalid value for '--max-tokens'"),
+        (["chat", "--once", "x", "--seed", "1" + 30 * "0"], 2, "Invalid value for '--seed'"),
+        (["chat", "--once", "x", "--seed", "-2"], 2, "Invalid value for '--seed'"),
+        (["chat", "--once", "x", "--think", "\udcff"], 2, "is not one of"),
         (["chat"], 2, "a conversation needs a terminal"),
         (["chat", "--json"], 2, "--json needs --once"),
     ],
@@ -400,6 +404,22 @@ def test_pasted_lines_are_one_question_and_found_again_next_time(config_path, wo
         say(terminal, "", re.escape(ANSWER))
         assert "<｜User｜>one\ntwo<｜Assistant｜>" in last_prompt(worker)
         leave(terminal)
+
+
+def test_bytes_that_are_no_text(config_path, worker, tmp_path):
+    """What can be read of them is asked, and the conversation goes on."""
+    with on_terminal("chat", "--config", str(config_path), "--system", "s\udcff") as terminal:
+        terminal.expect(PROMPT)
+        terminal.type(b"h\xffx\r")
+        terminal.expect(re.escape(ANSWER))
+        terminal.expect(PROMPT)
+        assert "s\ufffd<｜User｜>h\ufffdx<｜Assistant｜>" in last_prompt(worker)
+        say(terminal, f"\x1b[200~/save {tmp_path}/a\x00b\x1b[201~", "cannot write")
+        say(terminal, f"/save {tmp_path}/c.json", "3 messages saved")
+        leave(terminal)
+    run = icebox("chat", "--once", "h\udcffx", config=config_path)
+    assert (run.returncode, run.stdout) == (0, ANSWER + "\n"), run.stderr
+    assert "<｜User｜>h\ufffdx<｜Assistant｜>" in last_prompt(worker)
 
 
 def test_a_history_that_cannot_be_kept(config_path, worker, tmp_path, monkeypatch):

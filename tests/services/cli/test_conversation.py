@@ -5,7 +5,7 @@ import pytest
 
 from services.cli.conversation import Answer, Conversation, Sampling
 from services.cli.markdown import MarkdownWriter
-from services.cli.terminal import AnswerPrinter, PlainWriter, harmless, text_writer
+from services.cli.terminal import AnswerPrinter, PlainWriter, harmless, text_writer, well_formed
 from shared.protocol.messages import TextChunk
 
 
@@ -120,3 +120,12 @@ def test_markdown_needs_a_terminal_that_shows_it(monkeypatch):
 
 def test_harmless():
     assert harmless("a\tb\nc\x00\x7f\x9bé🐈") == "a\tb\nc␀␡\ufffdé🐈"
+
+
+@pytest.mark.parametrize(
+    ("typed", "text"),
+    [(b"plain \xc3\xbc \xf0\x9f\x98\x80", "plain \u00fc \U0001f600"), (b"h\xffx\xc3", "h\ufffdx\ufffd"), (b"", "")],
+)
+def test_what_was_typed_can_be_sent(typed, text):
+    assert well_formed(typed.decode("utf-8", "surrogateescape")) == text
+    assert well_formed("\ud800") == "\ufffd"

@@ -20,6 +20,7 @@ def test_a_file_of_tools(tmp_path):
         (None, "cannot read it"),
         (b"[", "not JSON"),
         (b"[\xff]", "not JSON"),
+        (rb'["\ud800"]', "not JSON: .* surrogates not allowed"),
         (b"[" * 100_000, "not JSON"),
         (b"{}", "must be a JSON list"),
         (b"[3]", r"entry 0 has no function\.name"),
