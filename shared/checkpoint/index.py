@@ -47,7 +47,7 @@ class TensorIndex:
                     raise CheckpointError(f"{path}: tensor {name} is in {tensors[name].file.name} too")
                 tensors[name] = info
         _check_map(directory, weight_map, tensors)
-        return cls(directory, tensors, files, _fingerprint(tensors))
+        return cls(directory, tensors, files, fingerprint_of(tensors))
 
     def __getitem__(self, name: str) -> TensorInfo:
         """Raises CheckpointError if there is no such tensor."""
@@ -103,7 +103,8 @@ def _check_map(directory: Path, weight_map: dict[str, str], tensors: Mapping[str
             raise CheckpointError(f"{directory / INDEX_NAME}: tensor {name} should be in {file}, but {where}")
 
 
-def _fingerprint(tensors: Mapping[str, TensorInfo]) -> str:
+def fingerprint_of(tensors: Mapping[str, TensorInfo]) -> str:
+    """32 hex digits that name this very set of headers."""
     digest = hashlib.sha256()
     for name in sorted(tensors):
         info = tensors[name]

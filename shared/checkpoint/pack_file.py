@@ -5,7 +5,6 @@ Reads a few stretches ahead, checksums what it writes, and notes in the journal 
 
 from __future__ import annotations
 
-import hashlib
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -44,11 +43,11 @@ def write_output(
         OSError: something cannot be read or written; the journal is right all the same.
     """
     final, partial = out / file.name, out / f"{file.name}.partial"
-    journal = state.journal(file.name)
+    journal = state.journal(file)
     if journal.complete and not is_whole(partial if partial.exists() else final, file.nbytes):
         journal = Journal()
         # Otherwise a kill would leave a journal that calls the new beginnings complete.
-        state.record(file.name, _packed(file, journal.checksums), complete=False)
+        state.record(file, journal.checksums, complete=False)
     if not journal.complete:
         shards.check(file)
         writing = _Writing(file, source, state, advance, journal_bytes)
@@ -58,16 +57,12 @@ def write_output(
     if partial.exists():
         partial.replace(final)
         sync_directory(out)
-    return _packed(file, journal.checksums)
+    return file.packed(journal.checksums)
 
 
 def is_whole(path: Path, nbytes: int) -> bool:
     """Whether a file that was written is still there with its full size."""
     return path.exists() and path.stat().st_size == nbytes
-
-
-def _packed(file: OutputFile, checksums: list[Checksum]) -> PackedFile:
-    return PackedFile(file.nbytes, hashlib.sha256(file.header).hexdigest(), tuple(checksums))
 
 
 class _Writing:
@@ -88,7 +83,7 @@ class _Writing:
     def go_on(self, path: Path, checksums: list[Checksum]) -> list[Checksum]:
         """Write what `checksums` do not cover; all checksums of the file, which is then complete on the device."""
         stretches = list(self._file.stretches())
-        position = _end(stretches[len(checksums) - 1]) if checksums else 0
+        position = stretches[len(checksums) - 1].end if checksums else 0
         if not path.exists() or path.stat().st_size < position:
             checksums, position = [], 0
         self._advance(position)
@@ -97,7 +92,7 @@ class _Writing:
                 writer.write(memoryview(self._file.header))
                 self._advance(len(self._file.header))
             checksums = self._write(writer, stretches[len(checksums) :], checksums)
-        self._state.record(self._file.name, _packed(self._file, checksums), complete=True)
+        self._state.record(self._file, checksums, complete=True)
         return checksums
 
     def _write(self, writer: StreamWriter, stretches: list[Stretch], checksums: list[Checksum]) -> list[Checksum]:
@@ -107,9 +102,9 @@ class _Writing:
             for stretch in stretches:
                 checksums.append(self._stretch(writer, stretch, data))
                 unsafe += stretch.nbytes
-                if unsafe >= self._journal_bytes and _end(stretch) % SECTOR_BYTES == 0:
+                if unsafe >= self._journal_bytes and stretch.end % SECTOR_BYTES == 0:
                     writer.sync()
-                    self._state.record(self._file.name, _packed(self._file, checksums), complete=False)
+                    self._state.record(self._file, checksums, complete=False)
                     unsafe = 0
         return checksums
 
@@ -139,7 +134,3 @@ class _Writing:
                     readers[info.file] = files.enter_context(DirectReader(info.file))
                 for span in spans_of(info.offset, info.offset + info.nbytes, READ_BYTES):
                     yield readers[info.file], span
-
-
-def _end(stretch: Stretch) -> int:
-    return stretch.offset + stretch.nbytes + stretch.padding

@@ -6,12 +6,15 @@ w3, w3.scale, w2, w2.scale) that begins at a multiple of 4 KiB; then the other t
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
+from shared.checkpoint.checksums import Checksum
+from shared.checkpoint.manifest import PackedFile
 from shared.checkpoint.records import PARTS, SLOT_ALIGNMENT
 from shared.checkpoint.safetensors_header import TensorInfo
 from shared.checkpoint.safetensors_writer import TensorSpec, encode_header, library_order
@@ -29,6 +32,11 @@ class Stretch(NamedTuple):
     nbytes: int
     tensors: tuple[str, ...]
     padding: int
+
+    @property
+    def end(self) -> int:
+        """Where the next stretch begins."""
+        return self.offset + self.nbytes + self.padding
 
 
 @dataclass(frozen=True)
@@ -56,6 +64,10 @@ class OutputFile:
             padding = sizes.get(f"padding.{what}", 0)
             yield Stretch(what, offset, nbytes, tensors, padding)
             offset += nbytes + padding
+
+    def packed(self, checksums: Iterable[Checksum]) -> PackedFile:
+        """What the manifest says of the file; `checksums` are those of its stretches."""
+        return PackedFile(self.nbytes, hashlib.sha256(self.header).hexdigest(), tuple(checksums))
 
 
 def output_files(tensors: Mapping[str, TensorInfo]) -> list[OutputFile]:

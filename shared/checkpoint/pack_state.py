@@ -9,17 +9,24 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
 from shared.checkpoint.checksums import Checksum
-from shared.checkpoint.manifest import PackedFile, packed_file_from_json, packed_file_json
+from shared.checkpoint.direct_file import SECTOR_BYTES
+from shared.checkpoint.index import fingerprint_of
+from shared.checkpoint.manifest import packed_file_from_json, packed_file_json
+from shared.checkpoint.pack_layout import OutputFile
 from shared.checkpoint.safetensors_header import TensorInfo
+from shared.checkpoint.safetensors_writer import TensorSpec
 from shared.errors import CheckpointError, LockedError
 
 STATE_NAME = ".pack"
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,13 +66,8 @@ class PackState:
         os.close(self._lock)
 
     def source(self) -> SourceTable | None:
-        """The table that an earlier run left; None if there is none."""
-        table = self._read("source.json")
-        if table is None:
-            return None
-        directory = Path(table["directory"])
-        tensors = {n: TensorInfo(directory / f, d, tuple(s), o, b) for n, (f, d, s, o, b) in table["tensors"].items()}
-        return SourceTable(directory, table["fingerprint"], tensors)
+        """The table that an earlier run left; None if there is none. Raises CheckpointError if it is damaged."""
+        return self._read("source.json", _source_table)
 
     def begin(self, source: SourceTable) -> None:
         """Remember the source's table for later runs."""
@@ -73,16 +75,14 @@ class PackState:
         content = {"directory": str(source.directory), "fingerprint": source.fingerprint, "tensors": tensors}
         self._write("source.json", content)
 
-    def journal(self, name: str) -> Journal:
-        """How far the output file `name` is."""
-        table = self._read(f"{name}.json")
-        if table is None:
-            return Journal()
-        return Journal(list(packed_file_from_json(table["file"]).checksums), table["complete"])
+    def journal(self, file: OutputFile) -> Journal:
+        """How far an output file is. Raises CheckpointError if what is noted is damaged, or not about this file."""
+        return self._read(f"{file.name}.json", lambda table: _journal(table, file)) or Journal()
 
-    def record(self, name: str, file: PackedFile, complete: bool) -> None:
-        """The stretches of `file` are on the device."""
-        self._write(f"{name}.json", {"file": packed_file_json(file), "complete": complete})
+    def record(self, file: OutputFile, checksums: list[Checksum], complete: bool) -> None:
+        """The first stretches of `file`, whose checksums these are, are on the device."""
+        content = {"file": packed_file_json(file.packed(checksums)), "complete": complete}
+        self._write(f"{file.name}.json", content)
 
     def remove(self) -> None:
         """The pack is finished."""
@@ -90,17 +90,44 @@ class PackState:
             path.unlink()
         self._folder.rmdir()
 
-    def _read(self, name: str) -> Any:
+    def _read(self, name: str, parse: Callable[[Any], T]) -> T | None:
         path = self._folder / name
         try:
-            return json.loads(path.read_text(encoding="utf-8"))
+            return parse(json.loads(path.read_text(encoding="utf-8")))
         except FileNotFoundError:
             return None
-        except ValueError as error:
-            raise CheckpointError(f"{path}: damaged ({error}); delete the output directory and pack again") from error
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            raise CheckpointError(f"{path}: damaged ({error!r}); delete the output directory and pack again") from error
 
     def _write(self, name: str, content: object) -> None:
         write_atomically(self._folder / name, json.dumps(content))
+
+
+def _source_table(table: Any) -> SourceTable:
+    directory = Path(table["directory"])
+    tensors = {name: _tensor(directory, *row) for name, row in table["tensors"].items()}
+    if fingerprint_of(tensors) != table["fingerprint"]:
+        raise ValueError("its tensors are not those of its fingerprint")
+    return SourceTable(directory, table["fingerprint"], tensors)
+
+
+def _tensor(directory: Path, file: str, dtype: str, shape: list[int], offset: int, nbytes: int) -> TensorInfo:
+    if TensorSpec(file, dtype, tuple(shape)).nbytes != nbytes:
+        raise ValueError(f"{dtype} {shape} does not need {nbytes!r} bytes")
+    return TensorInfo(directory / file, dtype, tuple(shape), offset, nbytes)
+
+
+def _journal(table: Any, file: OutputFile) -> Journal:
+    packed, complete = packed_file_from_json(table["file"]), table["complete"]
+    stretches = list(file.stretches())
+    safe = stretches[: len(packed.checksums)]
+    if packed != file.packed(packed.checksums) or [row[:3] for row in packed.checksums] != [s[:3] for s in safe]:
+        raise ValueError(f"not about {file.name}")
+    if type(complete) is not bool or (complete and len(safe) < len(stretches)):
+        raise ValueError(f"complete is {complete!r} with {len(safe)} of {len(stretches)} stretches")
+    if not complete and safe and safe[-1].end % SECTOR_BYTES:
+        raise ValueError(f"nobody stops writing at byte {safe[-1].end}")
+    return Journal(list(packed.checksums), complete)
 
 
 def write_atomically(path: Path, text: str) -> None:
