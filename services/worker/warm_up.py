@@ -19,6 +19,8 @@ from shared.planning.machine import available_memory, read_meminfo
 
 COMPILER_BYTES = 1 << 30
 """One compiler's memory, with room: 0.5 GB were measured."""
+SHORTEST_PIECE = 256
+"""Tokens. Shorter pieces of the warm-up's prompt would save little memory and take long."""
 
 
 def compile_ahead(run: Callable[[], None], progress: Callable[[str], None]) -> None:
@@ -43,21 +45,23 @@ def _num_compilers() -> int:
 
 def warm_up_engine(engine: Engine) -> None:
     """Everything that a request may need of the GPU."""
-    warm_up(engine.model, engine.state)
+    warm_up(engine.model, engine.state, max(engine.prefill_chunk, SHORTEST_PIECE))
     if engine.decoder is not None:
         engine.decoder.warm_up()
 
 
-def warm_up(model: Model, state: SequenceState) -> None:
+def warm_up(model: Model, state: SequenceState, chunk: int) -> None:
     """A prefill that closes groups and lets the indexer choose, a short one, and a token, on experts of zeros.
 
-    Leaves the state empty.
+    The long prefill goes `chunk` tokens at a time, as prompts do, so that it needs no more memory than they. Leaves the
+    state empty.
     """
     config = model.config
     experts = _ZeroExperts(RecordLayout.of(config).record_bytes, config.n_routed_experts, model.device)
     wanted = max(4 * (config.index_topk + 1), *config.compress_ratios)
     longest = max(1, min(wanted, state.max_context - 3))
-    for length in (longest, 2, 1):
+    pieces = [min(chunk, longest - begin) for begin in range(0, longest, chunk)]
+    for length in (*pieces, 2, 1):
         if state.position + length <= state.max_context:
             model.forward(state, [0] * length, experts)
     state.reset()

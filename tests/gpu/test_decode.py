@@ -48,7 +48,7 @@ class Setup:
         self.experts.close()
 
     def _warm_up(self) -> None:
-        warm_up(self.model, self.states[0])
+        warm_up(self.model, self.states[0], CONTEXT)
         self.graphs.warm_up()
 
     def prompt(self, length: int, seed: int = 0) -> list[int]:

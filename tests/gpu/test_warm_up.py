@@ -44,7 +44,7 @@ def test_everything_is_compiled_ahead_and_nothing_by_the_warm_up(monkeypatch: py
 
     def run() -> None:
         started = time.perf_counter()
-        warm_up(model, engine.state)
+        warm_up(model, engine.state, engine.prefill_chunk)
         decoder.warm_up()
         seconds.append(time.perf_counter() - started)
 
