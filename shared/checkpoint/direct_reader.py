@@ -14,6 +14,7 @@ from types import TracebackType
 from typing import NamedTuple
 
 from shared.checkpoint.direct_file import SECTOR_BYTES, open_direct
+from shared.checkpoint.named_errors import naming
 from shared.memory.io_buffer import io_buffer
 
 
@@ -57,10 +58,8 @@ class DirectReader:
         self.close()
 
     def _read_at(self, target: memoryview, offset: int) -> int:
-        try:
+        with naming(self.path):
             return os.preadv(self._fd, [target], offset)
-        except OSError as error:
-            raise OSError(error.errno, error.strerror, str(self.path)) from error
 
 
 def read_ahead(stretches: Iterable[tuple[DirectReader, Span]], largest: int, depth: int) -> Iterator[memoryview]:

@@ -113,9 +113,11 @@ def _new_source(source: Path, config: ModelConfig) -> SourceTable:
 
 
 def _advice(error: OSError) -> str:
+    # Of two names, as of a copy, the second is what was written to.
+    name = error.filename2 or error.filename
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return f"{error.filename}: no space left; free some and give the same command again: it goes on from here"
-    return f"{error.filename}: {error.strerror}; give the same command again to go on from here"
+        return f"{name}: no space left; free some and give the same command again: it goes on from here"
+    return f"{name}: {error.strerror}; give the same command again to go on from here"
 
 
 @dataclass(slots=True)
@@ -154,7 +156,7 @@ class _Packing:
         return _report(self.out, manifest, self.freed)
 
     def _check_space(self, files: list[OutputFile], shards: Shards) -> None:
-        needed, free = needed_space(files, shards if self.delete_source else None, self.out)
+        needed, free = needed_space(files, self.source.directory, shards if self.delete_source else None, self.out)
         if needed > free:
             hint = "" if self.delete_source else "; --delete-source needs room for little more than one layer"
             raise CapacityError(f"{self.out}: needs {needed:,} bytes more, the file system has {free:,} free{hint}")

@@ -58,12 +58,13 @@ class Shards:
         return freed
 
 
-def needed_space(files: list[OutputFile], shards: Shards | None, out: Path) -> tuple[int, int]:
-    """(bytes needed at the worst moment, bytes free).
+def needed_space(files: list[OutputFile], source: Path, shards: Shards | None, out: Path) -> tuple[int, int]:
+    """(bytes needed at the worst moment, bytes free), the small files of `source` included.
 
     `shards`, if given, are deleted on the way, which helps where they are on the same device.
     """
-    used = worst = 0
+    small = (path for path in _small_files(source) if not (out / path.relative_to(source)).exists())
+    used = worst = sum(path.stat().st_size for path in small)
     for file in files:
         used += file.nbytes - _written(out, file)
         worst = max(worst, used)
@@ -78,7 +79,10 @@ def _written(out: Path, file: OutputFile) -> int:
 
 
 def copy_small_files(source: Path, out: Path) -> None:
-    """Configuration, tokenizer and what else lies beside the shards, except hidden files and digests of shards."""
+    """Configuration, tokenizer and what else lies beside the shards, except hidden files and digests of shards.
+
+    What is no regular file, a pipe or a link that leads nowhere, has no content to copy.
+    """
     for path in _small_files(source):
         target = out / path.relative_to(source)
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -90,5 +94,6 @@ def _small_files(source: Path) -> Iterator[Path]:
         folders[:] = [name for name in folders if not name.startswith(".")]
         for name in names:
             skipped = name.startswith(".") or name in (INDEX_NAME, MANIFEST_NAME)
-            if not skipped and not name.endswith((".safetensors", ".sha256")):
-                yield Path(folder) / name
+            path = Path(folder) / name
+            if not skipped and not name.endswith((".safetensors", ".sha256")) and os.path.isfile(path):
+                yield path

@@ -19,6 +19,7 @@ from shared.checkpoint.checksums import Checksum
 from shared.checkpoint.direct_file import SECTOR_BYTES
 from shared.checkpoint.index import fingerprint_of
 from shared.checkpoint.manifest import packed_file_from_json, packed_file_json
+from shared.checkpoint.named_errors import naming
 from shared.checkpoint.pack_layout import OutputFile
 from shared.checkpoint.safetensors_header import TensorInfo
 from shared.checkpoint.safetensors_writer import TensorSpec
@@ -131,9 +132,9 @@ def _journal(table: Any, file: OutputFile) -> Journal:
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """Replace a file whole: after a kill or a power cut it has the old content or the new."""
+    """Replace a file whole: after a kill or a power cut it has the old content or the new. OSErrors name a file."""
     temporary = path.with_name(f"{path.name}.new")
-    with open(temporary, "w", encoding="utf-8") as file:
+    with naming(path), open(temporary, "w", encoding="utf-8") as file:
         file.write(text)
         file.flush()
         os.fsync(file.fileno())
@@ -145,6 +146,7 @@ def sync_directory(path: Path) -> None:
     """Put renames and deletions inside a directory on the device."""
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        os.fsync(fd)
+        with naming(path):
+            os.fsync(fd)
     finally:
         os.close(fd)

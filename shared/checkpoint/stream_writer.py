@@ -14,6 +14,7 @@ from pathlib import Path
 from types import TracebackType
 
 from shared.checkpoint.direct_file import SECTOR_BYTES, open_direct
+from shared.checkpoint.named_errors import naming
 from shared.memory.io_buffer import io_buffer
 
 BLOCK_BYTES = 8 << 20
@@ -31,7 +32,8 @@ class StreamWriter:
         assert position % SECTOR_BYTES == 0
         self._path = path
         self._fd = open_direct(path, os.O_WRONLY | os.O_CREAT).fd
-        os.ftruncate(self._fd, position)
+        with naming(path):
+            os.ftruncate(self._fd, position)
         os.lseek(self._fd, position, os.SEEK_SET)
         memory = io_buffer(BLOCKS * BLOCK_BYTES)
         self._blocks = deque(memory[i * BLOCK_BYTES : (i + 1) * BLOCK_BYTES] for i in range(BLOCKS))
@@ -83,7 +85,8 @@ class StreamWriter:
         self._swap()
         while self._writes:
             self._wait()
-        os.fdatasync(self._fd)
+        with naming(self._path):
+            os.fdatasync(self._fd)
 
     def _swap(self) -> None:
         self._writes.append(self._thread.submit(self._flush, self._blocks[0], self._filled))
@@ -94,10 +97,8 @@ class StreamWriter:
 
     def _wait(self) -> None:
         """Until the oldest write is done and its block free."""
-        try:
+        with naming(self._path):
             self._writes.popleft().result()
-        except OSError as error:
-            raise OSError(error.errno, error.strerror, str(self._path)) from error
 
     def _flush(self, block: memoryview, length: int) -> None:
         # What follows a write that failed must not land in its place.

@@ -268,6 +268,36 @@ def test_a_full_disk_is_said_and_can_be_gone_on_from(
     assert_same_tree(out, packed)
 
 
+@pytest.mark.parametrize("call", ["sendfile", "fsync", "fdatasync"])
+def test_a_full_disk_is_named_by_what_did_not_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str) -> None:
+    def full(*_: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, call, full)
+    with pytest.raises(CheckpointError, match=r"/out/\S+: no space left"):
+        pack(tiny_checkpoint(), tmp_path / "out")
+
+
+def test_what_is_no_regular_file_stays_behind(tmp_path: Path) -> None:
+    source, out = copy_of_tiny(tmp_path), tmp_path / "out"
+    os.mkfifo(source / "pipe")
+    (source / "nowhere").symlink_to("nothing")
+    (source / "LICENSE").symlink_to(tmp_path / "text")
+    (tmp_path / "text").write_text("terms")
+    pack(source, out)
+    assert (out / "LICENSE").read_text() == "terms"
+    assert not {path.name for path in out.iterdir()} & {"pipe", "nowhere"}
+
+
+def test_small_files_need_space_too(tmp_path: Path, packed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source, out = copy_of_tiny(tmp_path), tmp_path / "out"
+    needed = sum(path.stat().st_size for path in packed.glob("*.safetensors"))
+    (source / "training.log").write_bytes(bytes(200_000))
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=needed + 199_999))
+    with pytest.raises(CapacityError, match=r"needs [\d,]+ bytes more"):
+        pack(source, out)
+
+
 def test_too_little_space_is_said_before_writing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source, out = copy_of_tiny(tmp_path), tmp_path / "out"
     layer = max(path.stat().st_size for path in source.glob("*.safetensors"))

@@ -55,6 +55,17 @@ def test_an_error_leaves_a_prefix_and_names_the_file(tmp_path: Path) -> None:
     assert path.read_bytes() == b"x" * (5 << 20)
 
 
+@pytest.mark.parametrize("call", ["ftruncate", "fdatasync"])
+def test_an_error_of_a_descriptor_names_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str) -> None:
+    def full(*_: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(stream_writer.os, call, full)
+    with pytest.raises(OSError, match="No space left") as caught:
+        write(tmp_path / "file", b"a")
+    assert caught.value.filename == str(tmp_path / "file")
+
+
 def test_nothing_is_written_behind_a_write_that_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path, os_write, calls = tmp_path / "file", os.write, iter(range(100))
 
