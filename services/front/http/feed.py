@@ -15,8 +15,10 @@ from collections.abc import AsyncIterator
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
 
 from services.front.http.front import Front
+from services.front.http.outlet import tended
 from services.front.http.sse import comment, data_frame
 from shared.errors import ErrorCode, ServiceError
 from shared.protocol.messages import StatsSnapshot
@@ -78,11 +80,19 @@ def payload(snapshot: StatsSnapshot) -> dict[str, object]:
     }
 
 
+class TendedStream(StreamingResponse):
+    """A client that takes nothing is cut off."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async with tended(send, scope) as outlet:
+            await super().__call__(scope, receive, outlet.send)
+
+
 def routes(front: Front) -> list[Route]:
     feed = Feed(front)
 
     async def cache(request: Request) -> Response:
         headers = {"cache-control": "no-cache", "content-type": "text/event-stream; charset=utf-8"}
-        return StreamingResponse(feed.watch(), headers=headers)
+        return TendedStream(feed.watch(), headers=headers)
 
     return [Route("/cache", cache)]

@@ -22,7 +22,8 @@ FLUSH_TIMEOUT_S = 30.0
 
 
 class LimitedProtocol(HttpToolsProtocol):
-    """One connection. A handler finds `abort`, which drops it at once, in its scope's state."""
+    """One connection. In its scope's state a handler finds `abort`, which drops it at once, and `unsent`, which says
+    how many bytes written for it are still here."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -53,7 +54,7 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
-        self.scope["state"]["abort"] = self.transport.abort
+        self.scope["state"] |= {"abort": self.transport.abort, "unsent": self.transport.get_write_buffer_size}
 
     def on_headers_complete(self) -> None:
         self._head_complete()

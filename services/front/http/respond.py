@@ -8,25 +8,20 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Protocol
 
 from starlette.responses import Response
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
 from services.front.answers import Answers, Generation
 from services.front.generation import Event, GenerationRequest, Queued
+from services.front.http.outlet import Outlet, tended
 from services.front.http.sse import Frame, Payload, comment, json_bytes
 from shared.errors import ServiceError
 
 log = logging.getLogger(__name__)
-
-# A client that takes nothing for this long is cut off.
-STALL_S = 30.0
-# So often a client hears something while its request waits or its prompt is read.
-KEEP_ALIVE_S = 10.0
 
 PLACE_HEADER = "x-queue-place"
 ID_HEADER = "x-request-id"
@@ -113,16 +108,12 @@ class StreamedAnswer(AnswerResponse):
             place = events[0].place if isinstance(events[0], Queued) else 0
             headers = _headers(generation, place, b"text/event-stream; charset=utf-8")
             headers.append((b"cache-control", b"no-cache"))
-            out = _Outlet(send, scope)
-            await out.send({"type": "http.response.start", "status": 200, "headers": headers})
-            tending = asyncio.create_task(out.tend())
-            try:
+            async with tended(send, scope) as out:
+                await out.send({"type": "http.response.start", "status": 200, "headers": headers})
                 await self._stream(out, self._make_encoder(generation), events, batches)
-            finally:
-                tending.cancel()
 
     async def _stream(
-        self, out: _Outlet, encoder: Encoder, events: list[Event], batches: AsyncIterator[list[Event]]
+        self, out: Outlet, encoder: Encoder, events: list[Event], batches: AsyncIterator[list[Event]]
     ) -> None:
         try:
             await out.body(self._bytes(encoder, events))
@@ -140,45 +131,6 @@ class StreamedAnswer(AnswerResponse):
                 data.append(comment(f"queue place={event.place}"))
             data += [said if isinstance(said, bytes) else self._frame(said) for said in encoder.encode(event)]
         return b"".join(data)
-
-
-class _Outlet:
-    """The way to the client."""
-
-    def __init__(self, send: Send, scope: Scope) -> None:
-        self._send = send
-        self._abort: Callable[[], None] = scope.get("state", {}).get("abort", lambda: None)
-        self._is_sending = False
-        self._begun_s = 0.0
-
-    async def body(self, data: bytes, *, more: bool = True) -> None:
-        if data or not more:
-            await self.send({"type": "http.response.body", "body": data, "more_body": more})
-
-    async def send(self, message: Message) -> None:
-        """Waits while the client does not read."""
-        self._is_sending, self._begun_s = True, time.monotonic()
-        await self._send(message)
-        self._is_sending = False
-
-    async def tend(self) -> None:
-        """Say something to a client that has heard nothing for a while, and cut off one that does not listen.
-
-        A timer of its own, so that the tokens need none.
-        """
-        while True:
-            await asyncio.sleep(KEEP_ALIVE_S)
-            age_s = time.monotonic() - self._begun_s
-            try:
-                if self._is_sending and age_s > STALL_S:
-                    raise TimeoutError
-                if not self._is_sending and age_s >= KEEP_ALIVE_S:
-                    async with asyncio.timeout(STALL_S):
-                        await self.body(comment("waiting"))
-            except TimeoutError:
-                log.warning("a client that took nothing for %g s was cut off", STALL_S)
-                self._abort()
-                return
 
 
 async def _gone(receive: Receive) -> None:

@@ -8,7 +8,8 @@ from types import SimpleNamespace
 import pytest
 
 from services.front.http import feed as feed_module
-from services.front.http.feed import Feed, payload
+from services.front.http import outlet
+from services.front.http.feed import Feed, payload, routes
 from shared.errors import ErrorCode, ServiceError
 from shared.protocol.messages import StatsSnapshot
 
@@ -76,6 +77,25 @@ def test_a_silent_expertd_is_told_and_a_stopping_front_ends_the_stream(front):
         assert await anext(stream) == b": expertd is silent\n\n"
         front.answers.is_stopping = True
         assert [frame async for frame in stream] == []
+
+    asyncio.run(scenario())
+
+
+def test_a_watcher_that_takes_nothing_is_cut_off(front, monkeypatch):
+    monkeypatch.setattr(outlet, "KEEP_ALIVE_S", 0.01)
+    monkeypatch.setattr(outlet, "STALL_S", 0.05)
+
+    async def scenario():
+        is_cut_off = asyncio.Event()
+
+        async def wait(*_):
+            await is_cut_off.wait()
+            return {"type": "http.disconnect"}
+
+        scope = {"type": "http", "method": "GET", "path": "/cache", "headers": [], "state": {"abort": is_cut_off.set}}
+        (route,) = routes(front)
+        async with asyncio.timeout(10):
+            await route.handle(scope, wait, wait)
 
     asyncio.run(scenario())
 

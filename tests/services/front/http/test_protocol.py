@@ -17,6 +17,7 @@ REQUEST = b"GET / HTTP/1.1\r\nhost: x\r\n\r\n"
 
 async def application(scope, receive, send):
     assert callable(scope["state"]["abort"])
+    assert scope["state"]["unsent"]() == 0
     await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
     await send({"type": "http.response.body", "body": b"ok"})
 
