@@ -53,10 +53,8 @@ def pack(
         LockedError: another process is at it.
     """
     config = ModelConfig.from_dir(source)
-    _check_places(source, out)
     try:
-        out.mkdir(parents=True, exist_ok=True)
-        with PackState(out) as state:
+        with _state(source, out) as state:
             finished = _load_whole(out)
             table = state.source()
             if finished and not table and _is_used_up(source):
@@ -70,6 +68,17 @@ def pack(
             return _Packing(table, out, state, delete_source, progress, journal_bytes).run(finished)
     except OSError as error:
         raise CheckpointError(_advice(error)) from error
+
+
+def _state(source: Path, out: Path) -> PackState:
+    try:
+        _check_places(source, out)
+        out.mkdir(parents=True, exist_ok=True)
+        return PackState(out)
+    except (OSError, RuntimeError) as error:
+        # Python calls links in a circle a RuntimeError.
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise CheckpointError(f"{out}: cannot be packed into ({reason}); choose another place") from error
 
 
 def _check_places(source: Path, out: Path) -> None:

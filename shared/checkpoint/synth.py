@@ -98,10 +98,13 @@ def _int(text: str) -> int:
 
 
 def _prepare(out: Path, nbytes: int) -> None:
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise CheckpointError(f"{out}: exists and is not an empty directory; choose another name or delete it")
-    out.mkdir(parents=True, exist_ok=True)
-    free = shutil.disk_usage(out).free
+    try:
+        if out.exists() and (not out.is_dir() or any(out.iterdir())):
+            raise CheckpointError(f"{out}: exists and is not an empty directory; choose another name or delete it")
+        out.mkdir(parents=True, exist_ok=True)
+        free = shutil.disk_usage(out).free
+    except OSError as error:
+        raise CheckpointError(f"{out}: cannot be written to ({error.strerror}); choose another place") from error
     if nbytes > free:
         raise CapacityError(f"{out}: needs {nbytes:,} bytes, the file system has {free:,} free")
 

@@ -20,6 +20,7 @@ from typing import Any
 import pytest
 from helpers.checkpoints import copy_of_tiny, tensor_bytes, tiny_checkpoint
 from helpers.safetensors_bytes import rewrite_header
+from helpers.unreachable import UNREACHABLE, unreachable
 from safetensors import safe_open
 
 from shared.checkpoint import pack_source, stream_writer
@@ -357,6 +358,15 @@ def test_a_finished_pack_is_not_that_of_another_checkpoint_which_is_damaged(
         pack(other, packed, delete_source)
     assert len(list(other.glob("*.safetensors"))) == left
     pack(tiny_checkpoint(), packed)
+
+
+@pytest.mark.parametrize("kind", UNREACHABLE)
+def test_a_place_that_cannot_be_reached_is_named(tmp_path: Path, kind: str) -> None:
+    place = unreachable(tmp_path, kind)
+    with pytest.raises(CheckpointError, match=rf"{place}: cannot be packed into \(.+\); choose another place"):
+        pack(tiny_checkpoint(), place)
+    with pytest.raises(CheckpointError, match=str(place)):
+        pack(place, tmp_path / "out")
 
 
 def test_an_incomplete_model_is_refused(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from helpers.checkpoints import tiny_checkpoint
+from helpers.unreachable import UNREACHABLE, unreachable
 from safetensors import safe_open
 
 from shared.checkpoint.config import ModelConfig
@@ -146,3 +147,10 @@ def test_too_little_disk_is_said_before_writing(tmp_path: Path, monkeypatch: pyt
     with pytest.raises(CapacityError, match=r"needs [\d,]+ bytes, the file system has 1,000 free"):
         synthesise(tmp_path, SynthOptions("tiny"))
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("kind", UNREACHABLE)
+def test_a_place_that_cannot_be_reached_is_named(tmp_path: Path, kind: str) -> None:
+    place = unreachable(tmp_path, kind)
+    with pytest.raises(CheckpointError, match=rf"{place}: cannot be written to \(.+\); choose another place"):
+        synthesise(place, SynthOptions("tiny", 1, 4))
