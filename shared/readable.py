@@ -5,6 +5,11 @@ from __future__ import annotations
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
+def counted(count: int, one: str) -> str:
+    """A number and its noun, such as "1 token" or "1,200 tokens"."""
+    return f"{count:,} {one}{'' if count == 1 else 's'}"
+
+
 def readable_bytes(count: float) -> str:
     """Bytes in the largest unit that leaves at least 1, such as "12.8 MiB"."""
     for unit in _UNITS[:-1]:

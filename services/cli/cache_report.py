@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import astuple, dataclass
 
 from shared.protocol.messages import StatsSnapshot, TextChunk
-from shared.readable import readable_bytes
+from shared.readable import counted, readable_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,9 +60,12 @@ def tokens_per_second(last: TextChunk) -> float:
 
 
 def speed_line(last: TextChunk) -> str:
+    speed = tokens_per_second(last)
     return (
-        f"{last.completion_tokens} tokens in {last.elapsed_s:.2f} s ({tokens_per_second(last):.1f} tokens/s, "
-        f"the first after {last.ttft_s:.2f} s), prompt {last.prompt_tokens} tokens, ended by {last.finish_reason}"
+        f"{counted(last.completion_tokens, 'token')} in {last.elapsed_s:.2f} s ("
+        + (f"{speed:.1f} tokens/s, " if speed else "")
+        + f"the first after {last.ttft_s:.2f} s), prompt {counted(last.prompt_tokens, 'token')}, "
+        f"ended by {last.finish_reason}"
     )
 
 
@@ -93,7 +96,8 @@ class SessionCost:
         if not self._answers:
             return []
         return [
-            f"session: {self._answers} answers in {self._seconds:.1f} s, {self._prompt_tokens:,} tokens read "
+            f"session: {counted(self._answers, 'answer')} in {self._seconds:.1f} s, "
+            f"{counted(self._prompt_tokens, 'token')} read "
             f"({self._cached_tokens:,} of them remembered), {self._completion_tokens:,} written",
             f"session's {self._cache.line()}",
             f"context: {self._context_tokens:,} of {self.max_context:,} tokens",

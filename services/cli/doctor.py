@@ -30,13 +30,10 @@ def doctor(
 ) -> None:
     """Examine memory, swap, disk, GPU and limits of this machine."""
     settings = load_config(config) if config else None
-    if machine:
-        facts = load_machine(machine)
-    elif settings:
-        facts = probe(settings.model.path, gpu=gpu_ordinal(settings.worker.device))
-    else:
-        facts = probe(path)
-    findings = examine(facts)
+    measured = settings.model.path if settings else path.absolute()
+    gpu = gpu_ordinal(settings.worker.device) if settings else 0
+    facts = load_machine(machine) if machine else probe(measured, gpu=gpu)
+    findings = examine(facts, measured)
     result = make_plan(settings, ModelConfig.from_dir(settings.model.path), facts) if settings else None
     if as_json:
         planned = plan_json(result, facts) if result else {"machine": asdict(facts)}

@@ -24,7 +24,12 @@ ConfigOption = Annotated[
 
 def chosen_config(path: Path | None) -> Config:
     """The config that the option, else the environment, names. Raises ConfigError."""
-    return load_config(path or default_config_path())
+    if path is not None:
+        return load_config(path)
+    default = default_config_path()
+    if not os.path.exists(default):
+        raise ConfigError(f"{default}: no such config file; name one with --config or $ICEBOX_CONFIG")
+    return load_config(default)
 
 
 def check_output(path: Path) -> None:

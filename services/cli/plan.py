@@ -77,8 +77,9 @@ def _speed(result: Plan) -> list[str]:
     if speed is None:
         return ["Speed: unknown, because this disk's or this memory's bandwidth is"]
     missed = cost.uses * cost.record_bytes
+    low, high = two_digits(speed.low), two_digits(speed.high)
     return [
-        f"Speed that these bandwidths allow: {speed.low:.2f} to {speed.high:.2f} tokens/s. One token reads",
+        f"Speed that these bandwidths allow: {low} to {high} tokens/s. One token reads",
         f"  {gb(cost.dense_bytes)} dense + {cost.uses} x {gb(cost.record_bytes)} experts = {gb(cost.memory_bytes)} "
         f"at {gb(cost.memory_bandwidth)}/s: {1000 * cost.memory_bytes / cost.memory_bandwidth:.1f} ms",
         f"  and misses {gb(missed * (1 - hits.low))} to {gb(missed * (1 - hits.high))} at {gb(cost.disk_bandwidth)}/s: "
@@ -90,3 +91,8 @@ def _speed(result: Plan) -> list[str]:
 def gb(nbytes: float) -> str:
     """Decimal, as disks and memory are sold: "9.77 GB", "13.37 MB"."""
     return f"{nbytes / 1e9:.2f} GB" if nbytes >= 1e8 else f"{nbytes / 1e6:.2f} MB"
+
+
+def two_digits(value: float) -> str:
+    """As much as an estimate is good for: "0.53", "11", "310"."""
+    return f"{float(f'{value:.2g}'):,g}"

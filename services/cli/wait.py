@@ -5,6 +5,7 @@ What to make of the answers is pure (`Watch`, which is told the time); only `wai
 
 from __future__ import annotations
 
+import sys
 import time
 from dataclasses import dataclass, field
 from typing import Annotated
@@ -21,6 +22,8 @@ from shared.transport.control import ping
 
 INTERVAL_S = 0.1
 PING_S = 1.0
+# Services that are there answer sooner.
+PATIENCE_S = 1.0
 # Services under honcho end together: if none of them answers for this long, none is coming.
 SILENCE_S = 20.0
 
@@ -37,6 +40,8 @@ def wait(
             pongs = {name: ping(settings, name, PING_S) for name in SERVICES}
             changed = watch.look(pongs, time.monotonic())
             show([pong for pong in pongs.values() if pong], changed)
+            if watch.is_alone(time.monotonic()):
+                print(f"waiting for the services in {settings.run_dir}", file=sys.stderr)
             if not watch.all_ready:
                 time.sleep(INTERVAL_S)
 
@@ -51,6 +56,7 @@ class Watch:
     seen: dict[str, Pong] = field(default_factory=dict)
     all_ready: bool = False
     last_answer: float = 0.0
+    _is_told: bool = False
 
     def look(self, pongs: dict[str, Pong | None], now: float) -> list[Pong]:
         """Take in one round of answers; those whose state or doing changed.
@@ -71,6 +77,13 @@ class Watch:
         if not self.all_ready:
             self._check_time(pongs, now)
         return changed
+
+    def is_alone(self, now: float) -> bool:
+        """Whether to say that no service has answered so far; True once."""
+        if self._is_told or self.seen or now - self.started < PATIENCE_S:
+            return False
+        self._is_told = True
+        return True
 
     def _check(self, name: str, pong: Pong | None, before: Pong | None) -> None:
         if pong is None and before is not None:

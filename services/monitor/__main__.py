@@ -10,7 +10,7 @@ import threading
 from dataclasses import asdict
 from pathlib import Path
 
-from rich.console import Console
+from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
 
@@ -22,10 +22,11 @@ from shared.observation.collector import WINDOW_S, Collector
 REFRESH_S = 0.25
 # One look lasts long enough for rates: several snapshots of every service.
 LOOK_S = 1.0
+LEAVE = Text("Ctrl-C leaves", style="dim")
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m services.monitor", description=__doc__)
+    parser = argparse.ArgumentParser(prog="icebox monitor", description="Watch the running services.")
     parser.add_argument("--config", type=Path, required=True)
     parser.add_argument("--once", action="store_true", help="one look instead of a live view")
     parser.add_argument("--json", action="store_true", help="with --once: print the numbers as JSON")
@@ -65,10 +66,12 @@ def watch(collector: Collector) -> None:
     assert REFRESH_S < WINDOW_S
     stopped = threading.Event()
     signal.signal(signal.SIGINT, lambda number, frame: stopped.set())
-    with Live(Text("listening ..."), console=Console(highlight=False), screen=True, auto_refresh=False) as live:
+    with Live(
+        Group(Text("listening ..."), LEAVE), console=Console(highlight=False), screen=True, auto_refresh=False
+    ) as live:
         while not stopped.is_set():
             collector.listen(REFRESH_S)
-            live.update(render(collector.view()), refresh=True)
+            live.update(Group(render(collector.view()), LEAVE), refresh=True)
 
 
 if __name__ == "__main__":

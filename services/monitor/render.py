@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from rich.columns import Columns
 from rich.console import Group, RenderableType
@@ -47,14 +47,20 @@ def _facts(name: str, lines: Sequence[str]) -> Table:
 
 
 def _worker(worker: WorkerView) -> list[str]:
+    is_idle = not worker.tokens_per_s and not worker.running
     return [
-        f"{number(worker.tokens_per_s)} tokens/s now; decode {number(worker.decode_tokens_per_s)} now, "
-        f"{number(worker.decode_tokens_per_s_total)} since start; prefill "
-        f"{number(worker.prefill_tokens_per_s_total)}; waits for experts {percent(worker.waiting_share)} of its time",
+        joined(
+            "idle" if is_idle else f"{number(worker.tokens_per_s)} tokens/s now",
+            said("decode {} now", worker.decode_tokens_per_s),
+            said("decode {} since start", worker.decode_tokens_per_s_total),
+            said("prefill {}", worker.prefill_tokens_per_s_total),
+            said("waits for experts {} of its time", worker.waiting_share, percent),
+        ),
         f"{worker.running} running, {worker.waiting} waiting, {worker.done} done, {worker.failed} failed, "
         f"{worker.cancelled} cancelled; {worker.prompt_tokens:,} tokens read, {worker.generated_tokens:,} written; "
         f"state {size(worker.state_bytes)}",
-        f"{worker.guessed:,} experts of next layers guessed, {percent(worker.guesses_right)} of them right",
+        f"{worker.guessed:,} experts of next layers guessed"
+        + said(", {} of them right", worker.guesses_right, percent),
         f"sessions: {worker.cached_tokens:,} tokens of {worker.session_hits:,} prompts were not read again; "
         f"{size(worker.session_bytes)} of {size(worker.session_limit_bytes)} kept"
         + (f", {size(worker.session_disk_bytes)} on disk" if worker.session_disk_bytes else ""),
@@ -63,19 +69,30 @@ def _worker(worker: WorkerView) -> list[str]:
 
 def _front(front: FrontView) -> list[str]:
     return [
-        f"first token after {number(front.ttft_s, 's')} now, {number(front.ttft_s_total, 's')} since start; "
-        f"{front.running} running, {front.waiting} waiting, {front.done} done, {front.failed} failed, "
-        f"{front.cancelled} cancelled, {front.refused} refused"
+        joined(
+            said("first token after {} s now", front.ttft_s),
+            said("first token after {} s since start", front.ttft_s_total),
+            f"{front.running} running, {front.waiting} waiting, {front.done} done, {front.failed} failed, "
+            f"{front.cancelled} cancelled, {front.refused} refused",
+        )
     ]
 
 
 def _cache(cache: CacheView) -> list[str]:
     used = cache.slots_resident / cache.slots_total if cache.slots_total else 0.0
+    served = (
+        f"{percent(cache.hit_rate)} hits, {percent(cache.late_rate)} late, {percent(cache.miss_rate)} misses of "
+        f"{number(cache.uses_per_s)} uses/s"
+    )
     return [
-        f"now: {percent(cache.hit_rate)} hits, {percent(cache.late_rate)} late, {percent(cache.miss_rate)} misses of "
-        f"{number(cache.uses_per_s)} uses/s; reads {size(cache.bytes_per_s)}/s, "
-        f"{number(cache.evictions_per_s)} evictions/s",
-        f"since start: {percent(cache.hit_rate_total)} hits of {cache.uses:,} uses; {cache.late_hits:,} late, "
+        "now: "
+        + joined(
+            "idle" if cache.hit_rate is None else served,
+            said("reads {}/s", cache.bytes_per_s, size),
+            said("{} evictions/s", cache.evictions_per_s),
+        ),
+        f"since start: {said('{} hits of ', cache.hit_rate_total, percent)}{cache.uses:,} uses; "
+        f"{cache.late_hits:,} late, "
         f"{cache.misses:,} misses, {cache.evictions:,} evictions, {cache.prefetched:,} prefetched, "
         f"{size(cache.bytes_read)} read, {cache.read_errors} read errors",
         f"pool {bar(used)} {cache.slots_resident} of {cache.slots_total} slots hold an expert "
@@ -97,16 +114,25 @@ def bar(share: float) -> str:
     return "▕" + "".join(cells) + "▏"
 
 
-def percent(share: float | None) -> str:
-    return "-" if share is None else f"{share:.1%}"
+def joined(*parts: str) -> str:
+    """Those that say something."""
+    return "; ".join(part for part in parts if part)
 
 
-def number(value: float | None, unit: str = "") -> str:
+def number(value: float | None) -> str:
     """Three digits or so; a dash if there is nothing to say."""
     if value is None:
         return "-"
-    text = f"{value:,.0f}" if abs(value) >= 100 else f"{value:.1f}" if abs(value) >= 10 else f"{value:.2f}"
-    return f"{text} {unit}".rstrip()
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.1f}" if abs(value) >= 10 else f"{value:.2f}"
+
+
+def said(text: str, value: float | None, shown: Callable[[float], str] = number) -> str:
+    """The text with a figure at its {}; nothing if there is none."""
+    return "" if value is None else text.format(shown(value))
+
+
+def percent(share: float | None) -> str:
+    return "-" if share is None else f"{share:.1%}"
 
 
 def size(count: float | None) -> str:

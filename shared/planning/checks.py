@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from pathlib import Path
 
 from shared.planning.machine import Machine
 
@@ -27,9 +28,12 @@ class Finding:
     text: str
 
 
-def examine(machine: Machine) -> tuple[Finding, ...]:
-    """Everything that matters for streaming experts, most of it also for machines without a GPU."""
-    return (_memory(machine), _swap(machine), _disk(machine), _free_space(machine), *_gpu(machine))
+def examine(machine: Machine, measured: Path) -> tuple[Finding, ...]:
+    """Everything that matters for streaming experts, most of it also for machines without a GPU.
+
+    `measured` is where the disk's speed comes from.
+    """
+    return (_memory(machine), _swap(machine), _disk(machine, measured), _free_space(machine), *_gpu(machine))
 
 
 def _memory(machine: Machine) -> Finding:
@@ -48,9 +52,10 @@ def _swap(machine: Machine) -> Finding:
     return Finding(Level.WARN, "swap", f"{text}: a page that is swapped out makes a step take seconds; `swapoff -a`")
 
 
-def _disk(machine: Machine) -> Finding:
+def _disk(machine: Machine, measured: Path) -> Finding:
     if machine.disk_speed == 0:
-        return Finding(Level.WARN, "disk", "speed not measured: no safetensors file there to read")
+        advice = "name a config or --path that has one"
+        return Finding(Level.WARN, "disk", f"speed not measured: no safetensors file to read in {measured}; {advice}")
     text = f"{machine.disk_speed / 1e9:.2f} GB/s{'' if machine.disk_direct else ' through the page cache'}"
     if not machine.disk_direct:
         return Finding(

@@ -1,6 +1,6 @@
 import pytest
 
-from services.cli.cache_report import CacheReport, cache_report, speed_line, tokens_per_second
+from services.cli.cache_report import CacheReport, SessionCost, cache_report, speed_line, tokens_per_second
 from shared.protocol.messages import StatsSnapshot, TextChunk
 
 
@@ -48,3 +48,12 @@ def test_speed_line():
     assert speed_line(chunk(11, 1.0, 3.0)) == (
         "11 tokens in 3.00 s (5.0 tokens/s, the first after 1.00 s), prompt 7 tokens, ended by stop"
     )
+    assert (
+        speed_line(chunk(1, 1.0, 3.0)) == "1 token in 3.00 s (the first after 1.00 s), prompt 7 tokens, ended by stop"
+    )
+
+
+def test_a_session_of_one_answer():
+    cost = SessionCost(4096)
+    cost.add(chunk(1, 1.0, 3.0), None)
+    assert cost.lines()[0] == "session: 1 answer in 3.0 s, 7 tokens read (0 of them remembered), 1 written"

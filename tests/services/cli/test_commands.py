@@ -15,7 +15,7 @@ from helpers.fake_worker import doomed_worker, fake_service, fake_worker, make_c
 from helpers.icebox import ROOT, icebox, on_terminal
 from helpers.services import running, write_config
 
-from services.cli.__main__ import COMMANDS
+from services.cli.app import COMMANDS
 from services.front.tokenizer import Tokenizer
 from shared.config import load_config
 
@@ -202,6 +202,21 @@ def test_a_missing_config_is_named(tmp_path, command):
     assert run.stderr == f"icebox: {tmp_path / 'none.toml'}: cannot read this config file (No such file or directory)\n"
 
 
+@pytest.mark.parametrize("command", ["status", "up"])
+def test_without_a_config_it_is_said_how_to_name_one(tmp_path, monkeypatch, command):
+    monkeypatch.setenv("ICEBOX_CONFIG", str(tmp_path / "none.toml"))
+    run = icebox(command)
+    complaint = f"{tmp_path / 'none.toml'}: no such config file; name one with --config or $ICEBOX_CONFIG"
+    assert (run.returncode, run.stderr) == (78, f"icebox: {complaint}\n")
+
+
+def test_wait_says_for_what_it_waits(nothing_runs):
+    run = icebox("wait", "--timeout", "1.5", config=nothing_runs)
+    waiting, end = run.stderr.splitlines()
+    assert waiting == f"waiting for the services in {load_config(nothing_runs).run_dir}"
+    assert "no service answers in" in end
+
+
 # --- state -------------------------------------------------------------------------------------------------------
 
 
@@ -259,6 +274,10 @@ def test_every_command_has_help():
     whole = icebox("--help").stdout
     for command in COMMANDS:
         assert command in whole
+
+
+def test_the_version():
+    assert re.fullmatch(r"icebox \d+\.\d+\.\d+\n", icebox("--version").stdout)
 
 
 def test_unknown_commands_and_options_are_usage_errors():

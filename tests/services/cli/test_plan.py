@@ -10,11 +10,13 @@ import pytest
 from helpers.checkpoints import tiny_checkpoint
 from helpers.commands import icebox, icebox_json
 
+from services.cli.plan import two_digits
 from shared.checkpoint.synth_shapes import published_config
 from shared.planning.checks import Level, examine
 from shared.planning.machine import load_machine
 
 CONFIGS = Path(__file__).parents[3] / "configs"
+MODEL = Path("/models/v4")
 SPARK = CONFIGS / "machines" / "spark.toml"
 
 
@@ -79,7 +81,7 @@ def test_doctor_without_a_config(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_what_the_doctor_finds() -> None:
     good = load_machine(SPARK)
-    assert {finding.level for finding in examine(good)} == {Level.OK}
+    assert {finding.level for finding in examine(good, MODEL)} == {Level.OK}
     assert good.gpu is not None
     bad = replace(
         good,
@@ -90,12 +92,19 @@ def test_what_the_doctor_finds() -> None:
         memlock=65536,
         gpu=replace(good.gpu, held_by=(42,)),
     )
-    warnings = {f.subject: f.text for f in examine(bad) if f.level is Level.WARN}
+    warnings = {f.subject: f.text for f in examine(bad, MODEL) if f.level is Level.WARN}
     assert set(warnings) == {"memory", "swap", "disk", "GPU", "memlock"}
     assert "process 42" in warnings["GPU"]
     assert "swapoff" in warnings["swap"]
     assert "27 ms" in warnings["disk"]
-    buffered = {f.subject: f.text for f in examine(replace(good, disk_direct=False)) if f.level is Level.WARN}
+    buffered = {f.subject: f.text for f in examine(replace(good, disk_direct=False), MODEL) if f.level is Level.WARN}
     assert "refuses O_DIRECT" in buffered["disk"]
-    unmeasured = {f.subject: f.text for f in examine(replace(good, disk_speed=0.0)) if f.level is Level.WARN}
-    assert "not measured" in unmeasured["disk"]
+    unmeasured = {f.subject: f.text for f in examine(replace(good, disk_speed=0.0), MODEL) if f.level is Level.WARN}
+    assert "no safetensors file to read in /models/v4; name a config or --path" in unmeasured["disk"]
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(0.5312, "0.53"), (11.34, "11"), (313.7, "310"), (12345.6, "12,000"), (0.0, "0")]
+)
+def test_an_estimate_has_two_digits(value: float, text: str) -> None:
+    assert two_digits(value) == text

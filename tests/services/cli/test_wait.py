@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from services.cli.progress import describe
-from services.cli.wait import SILENCE_S, Watch
+from services.cli.wait import PATIENCE_S, SILENCE_S, Watch
 from shared.config import Config, ModelSection, RunConfig
 from shared.errors import ErrorCode, PeerLost, ServiceError
 from shared.protocol.messages import Pong
@@ -67,3 +67,11 @@ def test_the_limit_names_what_is_missing():
     ) as caught:
         watch.look(some, 30.1)
     assert caught.value.code is ErrorCode.TIMEOUT
+
+
+def test_that_nobody_answers_is_said_once_and_soon():
+    watch = Watch(CONFIG, 100.0, 600.0)
+    assert [watch.is_alone(100.0 + PATIENCE_S + late) for late in (-0.1, 0.1, 0.2)] == [False, True, False]
+    watch = Watch(CONFIG, 100.0, 600.0)
+    watch.look(answers(pong("expertd", "starting")), 100.0)
+    assert not watch.is_alone(110.0)

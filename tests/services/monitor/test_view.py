@@ -146,6 +146,20 @@ def test_drawing():
     assert "1 ▕█▌          ▏   2/16 served      -" in text
 
 
+def test_idle_services_have_no_empty_figures():
+    unused = {"expertd": expertd(1.0, 0), "worker": snapshot("worker", 1.0), "front": front(1.0, 0)}
+    text = drawn(make_view({}, {name: Window(None, new) for name, new in unused.items()}))
+    lines = [" ".join(line.split()) for line in text.splitlines()]
+    assert "worker idle" in lines
+    assert "0 experts of next layers guessed" in lines
+    assert "front 0 running, 0 waiting, 0 done, 0 failed, 0 cancelled, 0 refused" in lines
+    assert "cache now: idle" in lines
+    assert any(line.startswith("since start: 0 uses; 0 late") for line in lines)
+    text = drawn(view(worker=Window(worker(12.0, 120), worker(12.0, 120))))
+    assert "decode 20.0 since start; prefill 200" in text
+    assert "tokens/s now; decode 20.0 since start" in text, "one request runs"
+
+
 def test_text_from_services_is_not_markup():
     pongs = {"worker": Pong("worker", "b", "starting", "[red]layer[/red] [x", 7, 2.0)}
     assert "[red]layer[/red] [x" in drawn(make_view(pongs, {}))
