@@ -1,6 +1,6 @@
 import pytest
 
-from shared.readable import readable_bytes
+from shared.readable import counted, readable_bytes
 
 
 @pytest.mark.parametrize(
@@ -16,3 +16,8 @@ from shared.readable import readable_bytes
 )
 def test_readable_bytes(count, expected):
     assert readable_bytes(count) == expected
+
+
+@pytest.mark.parametrize(("count", "text"), [(0, "0 tokens"), (1, "1 token"), (2, "2 tokens"), (1234, "1,234 tokens")])
+def test_nouns_agree(count, text):
+    assert counted(count, "token") == text
