@@ -146,6 +146,40 @@ def test_what_is_no_http_is_400():
     assert status_of(talk(scenario)) == 400
 
 
+POST = b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 200000\r\n\r\n"
+
+
+def test_the_rest_of_a_body_after_its_answer_is_no_head(monkeypatch):
+    """Neither too slow nor too long for one, and the connection goes on."""
+    monkeypatch.setattr(protocol, "HEAD_TIMEOUT_S", 0.05)
+
+    async def scenario(connect):
+        reader, writer = await connect()
+        writer.write(POST)
+        await reader.readuntil(b"ok")
+        for _ in range(4):
+            writer.write(b"x" * 50_000)
+            await asyncio.sleep(0.05)
+        writer.write(REQUEST)
+        return await reader.readuntil(b"ok")
+
+    assert talk(scenario).startswith(b"HTTP/1.1 200 ")
+
+
+@pytest.mark.parametrize(("rest", "rest_timeout_s", "keep_alive_s"), [(1000, 0.05, 30), (200_000, 30, 0.05)])
+def test_a_rest_that_does_not_end_is_closed_and_so_is_silence_after_it(monkeypatch, rest, rest_timeout_s, keep_alive_s):
+    monkeypatch.setattr(protocol, "REST_TIMEOUT_S", rest_timeout_s)
+
+    async def scenario(connect):
+        reader, writer = await connect()
+        writer.write(POST)
+        await reader.readuntil(b"ok")
+        writer.write(b"x" * rest)
+        return await reader.read()
+
+    assert talk(scenario, keep_alive_s=keep_alive_s) == b""
+
+
 def test_too_many_connections_are_503_and_leave_room_again(monkeypatch):
     monkeypatch.setattr(protocol, "MAX_CONNECTIONS", 2)
 
