@@ -32,6 +32,7 @@ class LimitedProtocol(HttpToolsProtocol):
         self._timer: asyncio.TimerHandle | None = None
         self._head_bytes = 0
         self._is_in_body = False
+        self._is_pipelined = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -45,7 +46,7 @@ class LimitedProtocol(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        if self.transport.is_closing():
+        if self.transport.is_closing() or self._is_pipelined:
             return
         if self._timer is None and (self.cycle is None or self.cycle.response_complete):
             if self._is_in_body:
@@ -63,12 +64,25 @@ class LimitedProtocol(HttpToolsProtocol):
         self.scope["state"] |= {"abort": self.transport.abort, "unsent": self.transport.get_write_buffer_size}
 
     def on_headers_complete(self) -> None:
+        """A request that comes before the answer to the last one is dropped, and that answer closes the connection.
+
+        HTTP lets the client ask again. To keep it the library would stop reading, and miss that the client leaves.
+        """
+        if self.cycle is not None and not self.cycle.response_complete:
+            self._is_pipelined, self.cycle.keep_alive = True, False
+            return
         self._is_in_body = True
         self._stop_timer()
         self._unset_keepalive_if_required()
         super().on_headers_complete()
 
+    def on_body(self, body: bytes) -> None:
+        if not self._is_pipelined:
+            super().on_body(body)
+
     def on_message_complete(self) -> None:
+        if self._is_pipelined:
+            return
         self._is_in_body = False
         super().on_message_complete()
         if self.cycle.response_complete:  # the library's own timer ended when the rest of the body began to come

@@ -23,11 +23,11 @@ async def application(scope, receive, send):
 
 
 @contextlib.asynccontextmanager
-async def serving(keep_alive_s=30):
+async def serving(keep_alive_s=30, app=application):
     """The port of a server in this loop."""
     bound = _bind("127.0.0.1", 0)
     config = uvicorn.Config(
-        application,
+        app,
         http=LimitedProtocol,
         loop="none",
         lifespan="off",
@@ -178,6 +178,50 @@ def test_a_rest_that_does_not_end_is_closed_and_so_is_silence_after_it(monkeypat
         return await reader.read()
 
     assert talk(scenario, keep_alive_s=keep_alive_s) == b""
+
+
+@pytest.mark.parametrize("num_requests", [1, 2, 3])
+def test_a_client_that_leaves_is_missed_whatever_else_it_has_asked(num_requests):
+    has_begun, is_missed = asyncio.Event(), asyncio.Event()
+
+    async def waiting(scope, receive, send):
+        has_begun.set()
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        is_missed.set()
+
+    async def scenario(connect):
+        _, writer = await connect()
+        writer.write(REQUEST)
+        await has_begun.wait()
+        writer.write(REQUEST * (num_requests - 1))
+        await asyncio.sleep(0.05)
+        await hang_up(writer)
+        await is_missed.wait()
+
+    talk(scenario, app=waiting)
+
+
+def test_a_request_before_the_last_answer_is_dropped_and_the_connection_closed_after_it():
+    """So is its body, which is not the first one's."""
+    go, bodies = asyncio.Event(), []
+
+    async def slow(scope, receive, send):
+        await go.wait()
+        bodies.append((await receive())["body"])
+        await application(scope, receive, send)
+
+    async def scenario(connect):
+        reader, writer = await connect()
+        post = b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 1\r\n\r\n"
+        writer.write(post + b"a" + post + b"b")
+        await asyncio.sleep(0.05)
+        writer.write(post + b"c")
+        go.set()
+        return await reader.read()
+
+    assert talk(scenario, app=slow).count(b"HTTP/1.1") == 1
+    assert bodies == [b"a"]
 
 
 def test_too_many_connections_are_503_and_leave_room_again(monkeypatch):
