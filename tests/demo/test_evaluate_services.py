@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from helpers.commands import icebox as icebox_here
 from helpers.fake_worker import make_checkpoint
 from helpers.icebox import icebox
 from helpers.services import write_config
@@ -33,3 +34,12 @@ def test_refusals(tmp_path: Path, arguments: list[str], code: int, complaint: st
 def test_a_checkpoint_without_a_tokenizer(tmp_path: Path) -> None:
     run = icebox("eval", "demo", config=write_config(tmp_path / "c.toml", tmp_path))
     assert (run.returncode, "cannot read the tokenizer" in run.stderr) == (78, True), run.stderr
+
+
+def test_outside_a_checkout(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    code, _, err = icebox_here(capsys, "eval", "demo")
+    complaint = "demo/evaluate_services.py: no such file; run `icebox eval` from a source checkout"
+    assert (code, err) == (78, f"icebox: {complaint}\n")
