@@ -19,6 +19,7 @@ from shared.checkpoint.pack_file import JOURNAL_BYTES, is_whole, write_output
 from shared.checkpoint.pack_layout import OutputFile, output_files
 from shared.checkpoint.pack_source import Shards, copy_small_files, needed_space
 from shared.checkpoint.pack_state import STATE_NAME, PackState, SourceTable, write_atomically
+from shared.checkpoint.pack_stretches import source_checksums
 from shared.checkpoint.schedule import problems
 from shared.checkpoint.verify_data import examine
 from shared.errors import CapacityError, CheckpointError
@@ -62,10 +63,11 @@ def pack(
                     raise _other_checkpoint(out)
                 state.remove()
                 return _report(out, finished)
+            begun = table is not None
             table = table or _new_source(source, config)
             if table.directory != source.resolve():
                 raise CheckpointError(f"{out}: holds a pack of {table.directory}, begun earlier; finish or delete it")
-            return _Packing(table, out, state, delete_source, progress, journal_bytes).run(finished)
+            return _Packing(table, out, state, delete_source, progress, journal_bytes).run(finished, begun)
     except OSError as error:
         raise CheckpointError(_advice(error)) from error
 
@@ -143,7 +145,8 @@ class _Packing:
     freed: int = 0
     packed: dict[str, PackedFile] = field(default_factory=dict)
 
-    def run(self, finished: Manifest | None) -> PackReport:
+    def run(self, finished: Manifest | None, begun: bool) -> PackReport:
+        """`begun` if an earlier run stopped in the middle, of packing or of deleting the source."""
         files = output_files(self.source.tensors)
         total = sum(file.nbytes for file in files)
         shards = Shards(self.source, files)
@@ -152,7 +155,10 @@ class _Packing:
             copy_small_files(self.source.directory, self.out)
         elif finished.source != self.source.fingerprint:
             raise _other_checkpoint(self.out)
-        self.state.begin(self.source)
+        elif self.delete_source and not begun:
+            self._compare(files, finished, total)
+        if finished is None or self.delete_source:
+            self.state.begin(self.source)
         for file in files:
             self.packed[file.name] = finished.files[file.name] if finished else self._write(file, shards, total)
             if self.delete_source and shards.left_of(file):
@@ -176,6 +182,17 @@ class _Packing:
             self.progress(self.done, total)
 
         return write_output(file, self.source, shards, self.out, self.state, advance, self.journal_bytes)
+
+    def _compare(self, files: list[OutputFile], finished: Manifest, total: int) -> None:
+        """Refuse a source of other data under the same headers, as those of a fine-tune are: it is not to be lost."""
+        for file in files:
+            if source_checksums(self.source, file) != list(finished.files[file.name].checksums):
+                raise CheckpointError(
+                    f"{self.out / file.name}: made from other data than {self.source.directory} holds; nothing was "
+                    f"deleted; choose another name"
+                )
+            self.done += file.nbytes
+            self.progress(self.done, total)
 
     def _verify(self, file: OutputFile) -> None:
         """Read back from the device what is about to become the only copy."""

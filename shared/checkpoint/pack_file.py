@@ -1,27 +1,23 @@
 """Writes one file of a pack from its source shards, from wherever an earlier run got to.
 
-Reads a few stretches ahead, checksums what it writes, and notes in the journal what is safe on the device.
+Checksums what it writes, and notes in the journal what is safe on the device.
 """
 
 from __future__ import annotations
 
-import zlib
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 from shared.checkpoint.checksums import Checksum
 from shared.checkpoint.direct_file import SECTOR_BYTES
-from shared.checkpoint.direct_reader import DirectReader, Span, read_ahead, spans_of
 from shared.checkpoint.manifest import PackedFile
 from shared.checkpoint.pack_layout import OutputFile, Stretch
 from shared.checkpoint.pack_source import Shards
 from shared.checkpoint.pack_state import Journal, PackState, SourceTable, sync_directory
+from shared.checkpoint.pack_stretches import next_checksum, read_stretches
 from shared.checkpoint.stream_writer import StreamWriter
-from shared.errors import CheckpointError
 
-READ_BYTES = 8 << 20
-READS_AHEAD = 4
 JOURNAL_BYTES = 256 << 20
 
 
@@ -97,40 +93,18 @@ class _Writing:
 
     def _write(self, writer: StreamWriter, stretches: list[Stretch], checksums: list[Checksum]) -> list[Checksum]:
         checksums, unsafe = list(checksums), 0
-        with ExitStack() as files:
-            data = read_ahead(self._spans(stretches, files), READ_BYTES, READS_AHEAD)
+
+        def use(block: memoryview) -> None:
+            writer.write(block)
+            self._advance(len(block))
+
+        with closing(read_stretches(self._source, stretches)) as blocks:
             for stretch in stretches:
-                checksums.append(self._stretch(writer, stretch, data))
+                checksums.append(next_checksum(stretch, blocks, use))
+                use(memoryview(bytes(stretch.padding)))
                 unsafe += stretch.nbytes
                 if unsafe >= self._journal_bytes and stretch.end % SECTOR_BYTES == 0:
                     writer.sync()
                     self._state.record(self._file, checksums, complete=False)
                     unsafe = 0
         return checksums
-
-    def _stretch(self, writer: StreamWriter, stretch: Stretch, data: Iterator[memoryview]) -> Checksum:
-        crc, left = 0, stretch.nbytes
-        while left:
-            block = self._next(data)
-            crc, left = zlib.crc32(block, crc), left - len(block)
-            writer.write(block)
-            self._advance(len(block))
-        writer.write(memoryview(bytes(stretch.padding)))
-        self._advance(stretch.padding)
-        return Checksum(stretch.what, stretch.offset, stretch.nbytes, "crc32", f"{crc:08x}")
-
-    def _next(self, data: Iterator[memoryview]) -> memoryview:
-        try:
-            return next(data)
-        except EOFError as error:
-            raise CheckpointError(f"{error}; download it again and give the same command again") from error
-
-    def _spans(self, stretches: list[Stretch], files: ExitStack) -> Iterator[tuple[DirectReader, Span]]:
-        readers: dict[Path, DirectReader] = {}
-        for stretch in stretches:
-            for name in stretch.tensors:
-                info = self._source.tensors[name]
-                if info.file not in readers:
-                    readers[info.file] = files.enter_context(DirectReader(info.file))
-                for span in spans_of(info.offset, info.offset + info.nbytes, READ_BYTES):
-                    yield readers[info.file], span

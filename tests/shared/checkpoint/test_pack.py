@@ -369,6 +369,17 @@ def test_a_place_that_cannot_be_reached_is_named(tmp_path: Path, kind: str) -> N
         pack(place, tmp_path / "out")
 
 
+def test_a_source_of_other_data_under_the_same_headers_is_not_deleted(tmp_path: Path) -> None:
+    other, out = tmp_path / "other", tmp_path / "out"
+    shutil.copytree(tiny_checkpoint(seed=1), other)
+    pack(tiny_checkpoint(), out)
+    for _ in range(2):
+        with pytest.raises(CheckpointError, match=r"layers.0.safetensors: made from other data than .*other holds"):
+            pack(other, out, delete_source=True)
+    assert len(list(other.glob("*.safetensors"))) == 8
+    pack(tiny_checkpoint(), out)
+
+
 def test_an_incomplete_model_is_refused(tmp_path: Path) -> None:
     source = copy_of_tiny(tmp_path)
     config = json.loads((source / "config.json").read_text())
