@@ -98,7 +98,7 @@ class PackState:
         except FileNotFoundError:
             return None
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-            raise CheckpointError(f"{path}: damaged ({error!r}); delete the output directory and pack again") from error
+            raise CheckpointError(f"{path}: damaged ({error!r}); delete it and give the same command again") from error
 
     def _write(self, name: str, content: object) -> None:
         write_atomically(self._folder / name, json.dumps(content))

@@ -432,14 +432,19 @@ def of_file(table: dict[str, Any]) -> list[str]:
 @pytest.mark.parametrize(
     ("name", "cases"), [("source.json", of_source), ("layers.0.safetensors.json", of_file)], ids=["source", "file"]
 )
-def test_a_damaged_journal_is_named(tmp_path: Path, name: str, cases: Callable[[dict[str, Any]], list[str]]) -> None:
+def test_a_damaged_journal_is_named(
+    tmp_path: Path, packed: Path, name: str, cases: Callable[[dict[str, Any]], list[str]]
+) -> None:
     out = tmp_path / "out"
     assert run_and_die(lambda: pack(tiny_checkpoint(), out, False, killer(900_000), JOURNAL_BYTES))
     path = out / ".pack" / name
     for content in NO_JOURNAL + cases(json.loads(path.read_text())):
         path.write_text(content)
-        with pytest.raises(CheckpointError, match=rf"{name}: damaged .*delete the output directory"):
+        with pytest.raises(CheckpointError, match=rf"{name}: damaged .*delete it and give the same command"):
             pack(tiny_checkpoint(), out)
+    path.unlink()
+    pack(tiny_checkpoint(), out)
+    assert_same_tree(out, packed)
 
 
 def test_a_journal_that_stops_where_nobody_does_is_damaged(tmp_path: Path) -> None:
