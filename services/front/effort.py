@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+# In order of strength.
+EFFORTS = ("minimal", "low", "medium", "high", "xhigh", "max")
 # As DeepSeek's own API reads the words that it has no level for.
 _SYNONYMS = {"minimal": "low", "medium": "low", "xhigh": "high"}
 # A checkpoint without a text for these reasons in its ordinary way.
 _ORDINARY = ("low", "high")
-EFFORTS = (*_SYNONYMS, *_ORDINARY, "max")
 
 
 def effort_level(asked: str | None, levels: Collection[str | None]) -> str | None:

@@ -187,7 +187,10 @@ def _check_asks(last: Any) -> None:
     """A prompt that ends with instructions or behind an answer hands over to nobody: what follows would be noise."""
     is_over = isinstance(last, dict) and last.get("role") in ("system", "assistant")
     if is_over and not (last.get("wo_eos") or last.get("task")):
-        raise ChatError("messages must end with what the model should answer: a message of user or tool")
+        raise ChatError(
+            "messages must end with what the model should answer: a message of user or tool, or one of the assistant "
+            "that has prefix: true and is continued"
+        )
 
 
 def _with_instructions(messages: list[Any], chat: Conversation) -> list[Any]:

@@ -288,7 +288,7 @@ def test_a_full_worker_is_asked_again(config, client, worker, tokenizer, monkeyp
             r"messages\[0\]\.content\[0\]: only parts of type",
         ),
         (chat([{"role": "system", "content": "Be kind."}]), "messages must end with what the model should answer"),
-        (chat([*HELLO, {"role": "assistant", "content": "Hi."}]), "messages must end with what the model should"),
+        (chat([*HELLO, {"role": "assistant", "content": "Hi."}]), "one of the assistant that has prefix: true"),
         (Chat(json.dumps(HELLO), 5, options_json="[]"), "options must be an object"),
         (Chat(json.dumps(HELLO), 5, options_json="{"), "options is not JSON"),
         (chat(colour="red"), r"options\.colour is unknown \(known: thinking, "),

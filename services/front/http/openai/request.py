@@ -7,6 +7,7 @@ only concern OpenAI's own service (user, metadata, store, ...) are ignored, and 
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -88,7 +89,7 @@ def _check_fixed(fields: Fields, fixed: dict[str, tuple[Any, str]]) -> None:
         value = fields.raw(key)
         # `True == 1` in Python, but not in JSON.
         if value is not None and (value != only or isinstance(value, bool) != isinstance(only, bool)):
-            raise ChatError(f"{key} can only be {only!r} here ({why}), not {value!r:.80}")
+            raise ChatError(f"{key} can only be {json.dumps(only)} here ({why}), not {json.dumps(value):.80}")
 
 
 def _read_max_tokens(fields: Fields) -> int:

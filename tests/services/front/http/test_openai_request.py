@@ -174,7 +174,10 @@ def test_what_only_concerns_the_vendor_is_ignored():
         ({"logprobs": 3}, "logprobs must be true or false"),
         ({"top_logprobs": 3}, "top_logprobs needs logprobs"),
         ({"logprobs": True, "top_logprobs": 21}, "top_logprobs must be 0 to 20"),
-        ({"reasoning_effort": "huge"}, "reasoning_effort must be one of none, minimal"),
+        (
+            {"reasoning_effort": "huge"},
+            "reasoning_effort must be one of none, minimal, low, medium, high, xhigh, max, not",
+        ),
         ({"thinking": {"type": "maybe"}}, r"thinking\.type must be one of"),
         ({"chat_template_kwargs": {"thinking": "yes"}}, r"chat_template_kwargs\.thinking must be true or false"),
         ({"tools": {}}, "tools must be a list"),
@@ -196,7 +199,8 @@ def test_what_only_concerns_the_vendor_is_ignored():
         ({"functions": [{"name": "f"}]}, r"functions can only be \[\] here \(use tools\)"),
         ({"logit_bias": {"5": 1}}, "logit_bias can only be"),
         ({"frequency_penalty": 0.5}, "frequency_penalty can only be 0"),
-        ({"modalities": ["text", "audio"]}, "modalities can only be"),
+        ({"modalities": ["text", "audio"]}, r'modalities can only be \["text"\] here'),
+        ({"audio": {"voice": "a"}}, r'audio can only be null here \(this model writes text\), not {"voice": "a"}'),
     ],
 )
 def test_what_is_wrong_is_named(fields, complaint):
@@ -233,8 +237,8 @@ def test_a_completion_is_short_unless_it_says_otherwise():
         ({"prompt": [1, -2]}, "prompt must be one text"),
         ({"prompt": [1, True]}, "prompt must be one text"),
         ({"prompt": [2**31]}, "prompt must be one text"),
-        ({"prompt": "a", "echo": True}, "echo can only be False"),
-        ({"prompt": "a", "suffix": "b"}, "suffix can only be ''"),
+        ({"prompt": "a", "echo": True}, r"echo can only be false here \(.*\), not true$"),
+        ({"prompt": "a", "suffix": "b"}, 'suffix can only be "" here'),
         ({"prompt": "a", "best_of": 2}, "best_of can only be 1"),
         ({"prompt": "a", "logprobs": True}, "logprobs must be a whole number"),
     ],
