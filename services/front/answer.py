@@ -5,8 +5,8 @@ Pure: time comes in as an argument. Knows no socket.
 
 from __future__ import annotations
 
-import itertools
 import secrets
+from collections import deque
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -51,7 +51,10 @@ class Answer:
         self._detokenizer = Detokenizer(tokenizer.token_bytes)
         self._raw: list[str] = [prompt.opening]
         self._text: list[str] = []
-        self._logprobs: list[TokenLogprob] = []
+        self._num_raw = len(prompt.opening)  # characters
+        self._num_text = 0
+        # Each with the raw characters that it is part of.
+        self._logprobs: deque[tuple[range, TokenLogprob]] = deque()
         self._num_calls = 0
         self._worker_reason = ""
         self._is_started = False
@@ -103,11 +106,14 @@ class Answer:
             events += [Started(len(self.generate.prompt_ids), tokens.cached_tokens), *self._events(self._opening)]
         for i, token in enumerate(tokens.token_ids):
             self._reasoning_tokens += self._parser.in_reasoning
-            if tokens.logprobs and self._parser.in_text:
-                self._logprobs.append(self._logprob(tokens, i))
             text = self._detokenizer.feed((token,))
+            if tokens.logprobs:
+                self._logprobs.append((self._place(text), self._logprob(tokens, i)))
             self._raw.append(text)
+            self._num_raw += len(text)
             events += self._events(self._parser.feed(text))
+            if self._parser.in_reasoning:
+                self._logprobs.clear()
             if self.is_complete and not self._worker_reason:
                 break
         return events
@@ -152,17 +158,18 @@ class Answer:
                 yield self._call_event(event)
 
     def _text_events(self, text: str) -> Iterator[Event]:
-        """Tokens stay behind until text comes, and where a stop text cuts some off, these are dropped."""
+        """With the tokens that begin in it, and the one before them that reaches into it from a mark."""
         if not text:
             return
-        logprobs = tuple(self._logprobs)
-        self._logprobs.clear()
-        if self._stop.found is not None:
-            starts = itertools.accumulate((len(token.data) for token in logprobs), initial=0)
-            end = len(text.encode())
-            logprobs = tuple(token for token, start in zip(logprobs, starts, strict=False) if start < end)
         self._text.append(text)
-        yield TextDelta(text, logprobs)
+        self._num_text += len(text)
+        start, end = self._parser.text_start, self._parser.text_start + self._num_text
+        logprobs = []
+        while self._logprobs and self._logprobs[0][0].start < end:
+            place, logprob = self._logprobs.popleft()
+            if place.stop > start:
+                logprobs.append(logprob)
+        yield TextDelta(text, tuple(logprobs))
 
     def _held_text(self) -> Iterator[Event]:
         """Text that looked like a stop text and is none, because the text ends here."""
@@ -181,6 +188,10 @@ class Answer:
                 self._num_calls += 1
                 return ToolCallDone(index, event.arguments)
 
+    def _place(self, text: str) -> range:
+        """Of a token that completes `text`; it is part of one character at least, though maybe of its middle."""
+        return range(self._num_raw, self._num_raw + max(len(text), 1))
+
     def _logprob(self, tokens: TokensGenerated, i: int) -> TokenLogprob:
         width = len(tokens.top_ids) // len(tokens.token_ids)
         place = slice(i * width, (i + 1) * width)
@@ -192,8 +203,8 @@ class _Plain:
     """The parser of a completion that is no chat: everything is text."""
 
     finished = False
-    in_text = True
     in_reasoning = False
+    text_start = 0
 
     def feed(self, piece: str) -> Delta:
         return Delta(text=piece)

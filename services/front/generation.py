@@ -134,7 +134,7 @@ class Started:
 
 @dataclass(frozen=True, slots=True)
 class TextDelta:
-    """More of the answer. Log-probabilities come if asked for, and belong to this text or, held back, to the next."""
+    """More of the answer. Log-probabilities come if asked for, of the tokens that begin in this text."""
 
     text: str
     logprobs: tuple[TokenLogprob, ...] = ()

@@ -54,7 +54,8 @@ class CompletionParser:
     """Feed it the pieces, then `finish` it once.
 
     `thinking` says that the prompt left the reasoning part open; `schemas` are the parameter schemas of the functions
-    that were offered, by name.
+    that were offered, by name. `text_start` is how many characters had been fed before the text began, which then has
+    no gap.
     """
 
     def __init__(self, *, thinking: bool, schemas: Mapping[str, Schema] | None = None) -> None:
@@ -62,6 +63,8 @@ class CompletionParser:
         self._schemas = schemas or {}
         self._state = _State.START
         self._tail = ""
+        self._num_fed = 0
+        self.text_start = 0
         self._said: dict[_State, list[str]] = {_State.REASONING: [], _State.TEXT: []}
         self._calls: list[CallEvent] = []
         self._has_called = False
@@ -74,20 +77,12 @@ class CompletionParser:
         return self._state is _State.DONE
 
     @property
-    def in_text(self) -> bool:
-        """What comes next is text, unless it turns out to be a mark."""
-        return self._expected is _State.TEXT
-
-    @property
     def in_reasoning(self) -> bool:
         """What comes next is reasoning, unless it turns out to be a mark."""
-        return self._expected is _State.REASONING
-
-    @property
-    def _expected(self) -> _State:
-        return self._opening_state if self._state is _State.START else self._state
+        return (self._opening_state if self._state is _State.START else self._state) is _State.REASONING
 
     def feed(self, piece: str) -> Delta:
+        self._num_fed += len(piece)
         self._tail += piece
         while self._advance():
             pass
@@ -152,7 +147,7 @@ class CompletionParser:
         if mark == EOS:
             self._state = _State.DONE
         elif mark == END_THINK:
-            self._state = _State.TEXT
+            self._state, self.text_start = _State.TEXT, self._num_fed - len(self._tail)
         else:
             self._block, self._block_origin = CallBlock(self._schemas), self._state
             self._tail, self._state = mark + self._tail, _State.CALLS

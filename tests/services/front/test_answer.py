@@ -242,3 +242,27 @@ def test_tokens_that_come_together_say_the_same(maker, tokenizer, pieces, group,
     assert said(alone)[:3] == said(together)[:3]
     ends = [dataclasses.replace(e[-1], usage=None) for e in (alone, together)]
     assert ends[0] == ends[1]
+
+
+@settings(deadline=None, max_examples=300)
+@given(
+    pieces=st.lists(
+        st.sampled_from(["<think>", "Hm", "é", "😀", "</think>", " keeper", "<｜DSML｜x> a", CALLS, CALL, END]),
+        max_size=8,
+    ),
+    stop=st.lists(st.sampled_from(["é", "keeper", "m😀", "> "])),
+    thinking=st.booleans(),
+)
+def test_logprobs_are_of_the_tokens_that_the_text_is_made_of(maker, tokenizer, pieces, stop, thinking):
+    """Only the first and the last may hold more than text, and text they all hold."""
+    asked = request(thinking=thinking, stop=stop, sampling=Sampling(top_logprobs=0))
+    events, _ = run(maker, tokenizer, asked, "".join(pieces))
+    text = said(events)[1].encode()
+    tokens = [token.data for e in events if isinstance(e, TextDelta) for token in e.logprobs]
+    data = b"".join(tokens)
+    if not text:
+        assert not tokens
+        return
+    before = data.find(text, 0, len(tokens[0]) - 1 + len(text))
+    assert before >= 0, "a token is missing, or the first one is not of the text"
+    assert len(data) - before - len(text) < len(tokens[-1])
