@@ -15,7 +15,7 @@ from pathlib import Path
 from shared.checkpoint.checksums import Checksum, RunningChecksum
 from shared.checkpoint.direct_reader import DirectReader, read_ahead, spans_of
 from shared.checkpoint.safetensors_header import TensorInfo
-from shared.checkpoint.tensor_scan import TensorScan, scans_of
+from shared.checkpoint.tensor_scan import TensorScan, scan_of
 
 # A block stays in the second-level cache from one look at it to the next, and some reads are always on their way.
 BLOCK_BYTES = 2 << 20
@@ -78,7 +78,7 @@ class _Watch:
 def _watches(header: Header, checksums: Iterable[Checksum], experts: int) -> list[_Watch]:
     watches = [_Watch(c.offset, c.offset + c.nbytes, RunningChecksum(c)) for c in checksums]
     for name, info in header.items():
-        for scan in scans_of(name, info, experts):
+        if (scan := scan_of(name, info.dtype, experts)) is not None:
             watches.append(_Watch(info.offset, info.offset + info.nbytes, scan))
     return sorted(watches, key=lambda watch: watch.begin)
 

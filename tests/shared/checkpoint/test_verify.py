@@ -117,7 +117,6 @@ def test_extra_tensors_are_allowed(directory: Path) -> None:
         ("layers.2.hc_attn_fn", 4, b"\x00\x00\xc0\x7f", "holds 1 NaN or infinite values"),
         ("layers.1.ffn.gate.tid2eid", 8, b"\x06" + bytes(7), "holds 1 expert ids outside 0 to 5"),
         ("layers.1.ffn.gate.tid2eid", 0, b"\xff" * 8, "holds 1 expert ids outside 0 to 5"),
-        ("layers.1.ffn.gate.tid2eid", 0, bytes(16), "holds 1 rows that name an expert twice"),
     ],
 )
 def test_impossible_values(directory: Path, tensor: str, at: int, value: bytes, message: str) -> None:

@@ -16,6 +16,7 @@ from services.worker.model import Model
 from services.worker.model.weights import WeightReader
 from shared.checkpoint.config import ModelConfig
 from shared.checkpoint.index import TensorIndex
+from shared.checkpoint.safetensors_header import TensorInfo
 from shared.errors import CheckpointError
 
 
@@ -90,11 +91,23 @@ def test_load_says_what_it_is_at() -> None:
     assert total == sum(info.nbytes for name, info in index.tensors.items() if ".experts." not in name)
 
 
-@pytest.mark.parametrize("row", [[3, 1, 2, 3], [0, 1, 2, 16], [-1, 0, 1, 2]])
-def test_refuses_a_table_of_experts_with_a_wrong_row(copy: TensorIndex, row: list[int]) -> None:
-    info = copy["layers.1.ffn.gate.tid2eid"]
+def write_row(index: TensorIndex, row: list[int]) -> TensorInfo:
+    """As the eighth of a table of experts."""
+    info = index["layers.1.ffn.gate.tid2eid"]
     with info.file.open("r+b") as file:
         file.seek(info.offset + 8 * 4 * 7)
         file.write(torch.tensor(row).numpy().tobytes())
-    with pytest.raises(CheckpointError, match=rf"{info.file.name}: tensor layers\.1\.ffn\.gate\.tid2eid has a row"):
+    return info
+
+
+@pytest.mark.parametrize("row", [[0, 1, 2, 16], [-1, 0, 1, 2]])
+def test_refuses_a_table_that_names_experts_that_are_not_there(copy: TensorIndex, row: list[int]) -> None:
+    info = write_row(copy, row)
+    with pytest.raises(CheckpointError, match=rf"{info.file.name}: tensor layers\.1\.ffn\.gate\.tid2eid names experts"):
         Model.load(copy, ModelConfig.from_dir(goldens.TINY_A), 64)
+
+
+def test_says_where_a_table_names_an_expert_twice(copy: TensorIndex, caplog: pytest.LogCaptureFixture) -> None:
+    write_row(copy, [3, 1, 2, 3])
+    Model.load(copy, ModelConfig.from_dir(goldens.TINY_A), 64)
+    assert "tensor layers.1.ffn.gate.tid2eid names an expert twice for 1 tokens" in caplog.text
