@@ -47,6 +47,7 @@ class Pool:
         self.num_slots = num_slots
         self.reserve = reserve_for(num_slots, config)
         self.layers = config.num_moe_layers
+        self.backbone_layers = config.num_hidden_layers
         self.experts = config.n_routed_experts
         self.slot_bytes = RecordLayout.of(config).slot_bytes
         self.wave_experts = num_slots // LOOK_UPS

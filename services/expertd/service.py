@@ -317,6 +317,7 @@ class ExpertService:
                 "slots_retired": self._slots.num_retired,
                 "record_bytes": self._records.layout.record_bytes,
                 "moe_layers": self._pool.layers,
+                "backbone_layers": self._pool.backbone_layers,
                 "experts": self._pool.experts,
                 "worker_attached": float(self._worker is not None),
             }

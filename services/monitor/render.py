@@ -84,13 +84,13 @@ def _cache(cache: CacheView) -> list[str]:
         f"{percent(cache.hit_rate)} hits, {percent(cache.late_rate)} late, {percent(cache.miss_rate)} misses of "
         f"{number(cache.uses_per_s)} uses/s"
     )
+    now = joined(
+        "no uses" if cache.hit_rate is None else served,
+        said("reads {}/s", cache.bytes_per_s, size),
+        said("{} evictions/s", cache.evictions_per_s),
+    )
     return [
-        "now: "
-        + joined(
-            "idle" if cache.hit_rate is None else served,
-            said("reads {}/s", cache.bytes_per_s, size),
-            said("{} evictions/s", cache.evictions_per_s),
-        ),
+        f"now: {'idle' if cache.hit_rate is None and not cache.bytes_per_s else now}",
         f"since start: {said('{} hits of ', cache.hit_rate_total, percent)}{cache.uses:,} uses; "
         f"{cache.late_hits:,} late, "
         f"{cache.misses:,} misses, {cache.evictions:,} evictions, {cache.prefetched:,} prefetched, "
@@ -104,7 +104,8 @@ def _cache(cache: CacheView) -> list[str]:
 def _layer(layer: LayerView) -> Text:
     heat = layer.resident / layer.experts if layer.experts else 0.0
     served = layer.served_total if layer.served is None else layer.served
-    return Text(f"{layer.layer:3} {bar(heat)} {layer.resident:3}/{layer.experts} served {percent(served):>6}")
+    name = "MTP" if layer.is_mtp else f"{layer.layer:3}"
+    return Text(f"{name} {bar(heat)} {layer.resident:3}/{layer.experts} served {percent(served):>6}")
 
 
 def bar(share: float) -> str:

@@ -48,9 +48,13 @@ class ServiceView:
 
 @dataclass(frozen=True, slots=True)
 class LayerView:
-    """`served` is the share of uses now that were no miss, `served_total` since the start; None without uses."""
+    """`served` is the share of uses now that were no miss, `served_total` since the start; None without uses.
+
+    `is_mtp`: a block behind the backbone, which decoding does not use.
+    """
 
     layer: int
+    is_mtp: bool
     resident: int
     experts: int
     served: float | None
@@ -197,6 +201,7 @@ def _layer(window: Window, layer: int) -> LayerView:
     misses, uses = f"misses.{layer}", f"uses.{layer}"
     return LayerView(
         layer=layer,
+        is_mtp=layer >= window.total("backbone_layers"),
         resident=int(window.total(f"heat.{layer}")),
         experts=int(window.total("experts")),
         served=_rest(_ratio(window.gained(misses), window.gained(uses))),

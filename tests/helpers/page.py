@@ -33,7 +33,8 @@ class Expertd:
 
     def values(self):
         layers, experts = self.cells.shape
-        shape = {"moe_layers": layers, "experts": experts, "slots_total": 9, "record_bytes": 1 << 20}
+        shape = {"moe_layers": layers, "backbone_layers": layers - 1, "experts": experts}
+        shape |= {"slots_total": 9, "record_bytes": 1 << 20}
         resident = {"slots_resident": int((self.cells >= RESIDENT).sum())}
         return {key: float(value) for key, value in (self.counters | shape | resident).items()}
 

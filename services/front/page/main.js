@@ -146,7 +146,8 @@ watch(
   (snapshot) => {
     rates.add(snapshot);
     const { values, labels } = snapshot;
-    picture.show(values.moe_layers, values.experts, Uint8Array.from(atob(snapshot.picture), (c) => c.charCodeAt(0)));
+    const cells = Uint8Array.from(atob(snapshot.picture), (c) => c.charCodeAt(0));
+    picture.show(values.moe_layers, values.backbone_layers, values.experts, cells);
     const readRate = rates.perSecond("bytes_read");
     hitChart.add(snapshot.time_s, rates.hitRate);
     readChart.add(snapshot.time_s, readRate);

@@ -20,7 +20,7 @@ export class Picture {
     this.small = document.createElement("canvas"); // a pixel for each cell, which the large one shows enlarged
     this.cells = new Uint8Array(0);
     this.flashes = new Map(); // cell -> { kind, since }
-    this.layers = this.experts = 0;
+    this.layers = this.backbone = this.experts = 0;
     this.cursor = -1;
     this.frame = 0;
     this.calm = matchMedia("(prefers-reduced-motion: reduce)");
@@ -31,11 +31,12 @@ export class Picture {
     canvas.addEventListener("keydown", (event) => this.move(event));
   }
 
-  /** Take in a picture: `cells` has `layers * experts` bytes. What changed since the last one flashes. */
-  show(layers, experts, cells) {
+  /** Take in a picture: `cells` has `layers * experts` bytes, those of MTP blocks behind the `backbone` layers. What
+      changed since the last one flashes. */
+  show(layers, backbone, experts, cells) {
     const isNew = layers !== this.layers || experts !== this.experts;
     const before = this.cells;
-    [this.layers, this.experts, this.cells] = [layers, experts, cells];
+    [this.layers, this.backbone, this.experts, this.cells] = [layers, backbone, experts, cells];
     if (isNew) {
       this.flashes.clear();
       this.cursor = -1;
@@ -109,7 +110,8 @@ export class Picture {
     this.context.textAlign = "right";
     this.context.textBaseline = "middle";
     for (let layer = 0; layer < this.layers; layer += every) {
-      this.context.fillText(layer, this.gutter - 5 * scale, (layer + 0.5) * this.row);
+      const name = layer < this.backbone ? layer : "MTP";
+      this.context.fillText(name, this.gutter - 5 * scale, (layer + 0.5) * this.row, this.gutter - 6 * scale);
     }
   }
 
@@ -195,7 +197,8 @@ export class Picture {
     const where = cell >= RESIDENT ? "in memory" : "on disk";
     const heat = Math.round(((cell & HOTTEST) / HOTTEST) * 100);
     const [layer, expert] = [Math.floor(this.cursor / this.experts), this.cursor % this.experts];
-    this.readout.textContent = `Layer ${layer}, expert ${expert}: ${where}, heat ${heat} of 100`;
+    const name = layer < this.backbone ? `Layer ${layer}` : "MTP";
+    this.readout.textContent = `${name}, expert ${expert}: ${where}, heat ${heat} of 100`;
   }
 }
 

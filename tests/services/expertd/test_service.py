@@ -271,6 +271,7 @@ def test_the_statistics_are_the_documented_ones_and_add_up(tmp_path):
             "slots_retired",
             "record_bytes",
             "moe_layers",
+            "backbone_layers",
             "experts",
         ]
         assert set(keys) <= values.keys()
@@ -281,7 +282,7 @@ def test_the_statistics_are_the_documented_ones_and_add_up(tmp_path):
         assert [values[f"misses.{layer}"] for layer in range(7)] == [3, 0, 0, 0, 0, 0, 1]
         assert [values[f"heat.{layer}"] for layer in range(7)] == [3, 0, 0, 0, 0, 0, 1]
         assert values["slots_resident"] + values["slots_free"] + values["slots_retired"] == values["slots_total"]
-        assert (values["moe_layers"], values["experts"]) == (7, 16)
+        assert (values["moe_layers"], values["backbone_layers"], values["experts"]) == (7, 6, 16)
         assert values["record_bytes"] == worker.records.layout.record_bytes
 
 

@@ -33,6 +33,7 @@ def expertd(time_s, uses, boot_id="b"):
         slots_retired=1,
         record_bytes=4096,
         moe_layers=2,
+        backbone_layers=1,
         experts=16,
         heat__0=6,
         heat__1=2,
@@ -143,7 +144,7 @@ def test_drawing():
     assert "first token after 0.50 s now" in text
     assert "8 of 10 slots hold an expert (40.0 KiB, 1 free, 1 retired), policy lfu-aged; queue 4 demand" in text
     assert "0 ▕████▌       ▏   6/16 served  90.0%" in text
-    assert "1 ▕█▌          ▏   2/16 served      -" in text
+    assert "MTP ▕█▌          ▏   2/16 served      -" in text
 
 
 def test_idle_services_have_no_empty_figures():

@@ -46,6 +46,8 @@ def test_a_cell_says_what_it_is(world, page):
     assert page.find("#readout").text == "Layer 0, expert 1: in memory, heat 50 of 100"
     page.find("#picture").send_keys(Keys.ARROW_DOWN)
     assert page.find("#readout").text == "Layer 1, expert 1: on disk, heat 0 of 100"
+    page.find("#picture").send_keys(Keys.ARROW_DOWN)
+    assert page.find("#readout").text == "MTP, expert 1: on disk, heat 0 of 100"
 
 
 def test_rates_and_totals(world, page):
