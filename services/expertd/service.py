@@ -297,7 +297,19 @@ class ExpertService:
         return self._picture.take(self._pool.control.slot_table, self._pool.control.uses)
 
     def stats(self) -> tuple[dict[str, float], dict[str, str]]:
-        """Cumulative counters and gauges, and labels; see ARCHITECTURE.md."""
+        """Counters and gauges, and labels.
+
+        Cumulative, in experts: `uses` by look-ups, of which `misses` had to be read and `late_hits` were asked for but
+        resident or being read by then; `prefetched` were read before a look-up missed them; `evictions` lost their
+        place; `read_errors` could not be read. `bytes_read` and `io_seconds` are those of reads; reads that overlap
+        each count in full.
+
+        Gauges: loads that wait for a thread, `queue_demand` for a look-up and `queue_prefetch` for a later one, and
+        those `in_flight`; slots in all, resident, free, and `slots_retired`, which the worker may still read;
+        `record_bytes` of one expert; `moe_layers`, of which the first `backbone_layers` are no MTP block, and `experts`
+        of each; `worker_attached`, 0 or 1. Of layer n, `heat.n` is how many experts are resident, `uses.n` and
+        `misses.n` its share of those counters.
+        """
         with self._lock:
             counters, scheduler = self._scheduler.counters, self._scheduler
             values: dict[str, float] = {

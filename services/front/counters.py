@@ -9,7 +9,10 @@ from services.front.answer import Answer
 
 @dataclass(slots=True)
 class FrontCounters:
-    """Times in seconds. `ttft_*` is the time from a request's arrival to its first token, queueing included."""
+    """Times in seconds. `ttft_*` is the time from a request's arrival to its first token, queueing included.
+
+    A refused request found the queue full. A repaired answer is complete, but departs from the vendor's format.
+    """
 
     requests_done: int = 0
     requests_failed: int = 0

@@ -90,7 +90,10 @@ class Step:
 
 @dataclass(slots=True)
 class EngineCounters:
-    """Cumulative over the life of the worker; times in seconds. Cached tokens are not among the prompt tokens."""
+    """Cumulative over the life of the worker; times in seconds. Cached tokens are not among the prompt tokens.
+
+    A step is one pass through the model: of a prompt's segment, or of one token.
+    """
 
     prompt_tokens: int = 0
     cached_tokens: int = 0

@@ -78,7 +78,11 @@ class ExpertProvider(Protocol):
 
 @dataclass(slots=True)
 class ExpertCounters(LookAheadCounters):
-    """Cumulative counts of one provider; times in seconds."""
+    """Cumulative over the life of the worker.
+
+    `lookups` counts experts, and `resident` those of them that were there; `fetch_messages` asked for the others, and
+    `hint_messages` named experts in advance. `wait_seconds` were spent without an expert to compute with.
+    """
 
     lookups: int = 0
     resident: int = 0

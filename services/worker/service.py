@@ -35,7 +35,7 @@ _NOT_YET = (ErrorCode.STARTING, ErrorCode.PEER_LOST, ErrorCode.TIMEOUT, ErrorCod
 
 @dataclass(slots=True)
 class RequestCounters:
-    """Cumulative over the life of the worker."""
+    """Cumulative over the life of the worker, but for `requests_running`, which is 0 or 1 now."""
 
     requests_done: int = 0
     requests_failed: int = 0
@@ -88,7 +88,11 @@ class WorkerService:
         self._fail_waiting(_stopping())
 
     def stats(self) -> tuple[dict[str, float], dict[str, str]]:
-        """Cumulative counters and gauges, and labels, for the stats socket."""
+        """Counters and gauges, and labels, for the stats socket.
+
+        The counters are described at their classes. The gauges: `requests_waiting`, `position` and `max_context` in
+        tokens of the one sequence, `state_bytes` of its caches.
+        """
         counters = asdict(self._counters) | asdict(self._engine.counters) | asdict(self._expert_counters)
         counters["requests_cancelled"] += self._waiting.num_cancelled
         gauges = {

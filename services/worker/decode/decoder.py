@@ -36,7 +36,7 @@ DEFAULT_PREFETCH = PrefetchConfig()
 
 @dataclass(slots=True)
 class DecodeCounters:
-    """Cumulative; times in seconds.
+    """Cumulative over the life of the worker: steps of decoding, experts that they missed, and seconds they waited.
 
     A sync is a call that blocks the host until the GPU is done: where a request begins and ends, and between its steps,
     where a graph is captured and nowhere else.

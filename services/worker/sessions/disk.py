@@ -34,7 +34,7 @@ CLOSE_S = 1.0
 
 @dataclass(slots=True)
 class DiskCounters:
-    """Cumulative over the life of the worker. `skipped` found too many waiting before them."""
+    """Cumulative over the life of the worker, in segments; `skipped` found too many waiting before them."""
 
     session_disk_writes: int = 0
     session_disk_reads: int = 0

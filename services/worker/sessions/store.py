@@ -15,7 +15,7 @@ from services.worker.sessions.segment import KeptSegment, chain_keys
 
 @dataclass(slots=True)
 class SessionCounters:
-    """Cumulative over the life of the worker; a hit is a prompt of which something was kept."""
+    """Cumulative over the life of the worker: prompts of which something was kept, and segments that were dropped."""
 
     session_hits: int = 0
     session_evictions: int = 0
