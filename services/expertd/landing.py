@@ -1,6 +1,6 @@
 """How a record gets from the disk into its slot: straight, or by way of host memory if the slot is a GPU's.
 
-Each record on its way has a landing of its own; its copies run under its reads and those of others.
+Each record being read has its own Landing; its copies overlap with its own and other reads.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 O_DIRECT wants file offsets, lengths and memory aligned to the drive's blocks (open(2)), and tensors lie where they
 lie: so a read takes the aligned stretch around them to staging memory, and the pieces are put into the slot from there,
-as they arrive; an aligned record in one piece goes straight into a slot that takes it. Never reads past the header's
-word, nor from a changed file.
+as they arrive; an aligned record in one piece goes straight into a slot that takes it. Never reads beyond what the
+header declares; refuses a file that has changed since it was opened.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Reads of one record that arrive piece by piece: what is there is worked on while the rest comes.
 
-Linux's asynchronous reads, io_submit(2), two on their way at a time, so that a drive always has one to go on with. With
-more, or handed over together, a virtual machine's drive tells of all when the last has ended. They are asynchronous
-with O_DIRECT; through the page cache the call itself takes the time.
+Linux's asynchronous reads, io_submit(2), two at a time, so that a drive always has one to go on with. With more than
+two, or if submitted in one call, a virtual machine's drive reports all of them only when the last is done. They are
+asynchronous with O_DIRECT; through the page cache the call itself takes the time.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ class Arrival(NamedTuple):
 
 
 class Reads(Protocol):
-    """Whoever uses one, is alone with it meanwhile."""
+    """Not thread-safe: one user at a time."""
 
     def read(self, stretches: Sequence[Stretch]) -> Generator[Arrival, None, None]:
         """Fill them all: what has arrived, in any order.

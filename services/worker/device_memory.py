@@ -11,7 +11,7 @@ _TYPES = {torch.uint8: "|u1", torch.int32: "<i4", torch.int64: "<i8"}
 
 
 class _DeviceMemory:
-    """Memory in the words of the CUDA array interface, version 3, as Numba documents it."""
+    """Memory as the CUDA array interface, version 3, describes it (see Numba's documentation)."""
 
     def __init__(self, address: int, shape: tuple[int, ...], dtype: torch.dtype) -> None:
         self.__cuda_array_interface__ = {

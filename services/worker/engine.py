@@ -1,6 +1,6 @@
 """Generation of one sequence: prefill in segments, then one token a step, until a stop id, the length or a cancel.
 
-Pure of sockets: the same loop serves requests, benchmarks and tests, whatever provider the experts come from.
+Knows no socket: the same loop serves requests, benchmarks and tests, whatever provider the experts come from.
 """
 
 from __future__ import annotations

@@ -95,7 +95,7 @@ class ExpertCounters(LookAheadCounters):
 class _Demand:
     """A request for what a look-up found missing, sent at a time of `perf_counter`.
 
-    It is plain if it names one record that was not asked for before: then its answer says how long a read takes.
+    It is plain if it names one record that was not asked for before: then the time to its answer is that of a read.
     """
 
     request_id: int

@@ -18,7 +18,7 @@ from shared.checkpoint.records import ExpertRecords
 
 
 class LocalExperts:
-    """Keeps the `cache_bytes` most recently used records on `device`; one look-up's worth is always possible."""
+    """Keeps the `cache_bytes` most recently used records on `device`; there is always room for one look-up."""
 
     def __init__(self, index: TensorIndex, config: ModelConfig, cache_bytes: int, device: torch.device = CPU) -> None:
         self._records = ExpertRecords(index, config)

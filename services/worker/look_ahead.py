@@ -1,7 +1,7 @@
 """Whether guesses about the next layer's experts are worth their reads. Pure.
 
-A wrong guess takes the cache a slot and the drive a read, a right one spares the worker a part of a wait. The share
-that came true decides: while it is too low no guess is made, and after a rest the matter is tried anew.
+A wrong guess costs a slot of the cache and a read, a right one saves the worker part of a wait. The share that came
+true decides: while it is too low no guess is made, and after a pause guessing is tried again.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class LookAhead:
     """Keeps the score of one worker's guesses. A guess is for one layer and lasts until that layer is looked up.
 
     Times are in seconds, by a clock that stands still while the worker waits for experts: their reads come first, so
-    what was guessed gets nowhere then.
+    those of guesses make no progress then.
     """
 
     def __init__(self, counters: LookAheadCounters) -> None:

@@ -147,9 +147,9 @@ class PoolOpened:
 class FetchExperts:
     """Read these experts of one MoE layer and keep them until the worker's clock passes `clock`.
 
-    They are what a look-up missed, and `held_slots` where it found the others: until the answer comes, the worker
-    touches no other slot, so every other one may be reused at once. With `is_ahead` they belong to the next look-up,
-    and that is not so.
+    They are what a look-up missed; `held_slots` are the slots of those it found. Until the answer comes the worker
+    touches no other slot, so all others may be reused at once. With `is_ahead` the experts belong to the next look-up:
+    the worker goes on, and may touch any slot.
     """
 
     layer: int

@@ -1,7 +1,7 @@
-"""The calling side of a socket, twice with one contract: `BlockingClient` for a thread, `AsyncClient` for a loop.
+"""The calling side of a socket in two versions with the same behaviour, for a thread and for an event loop.
 
 An ErrorReply is raised as ServiceError. When the peer goes away everything pending fails with PeerLost, and so does
-every later call until `connect`, whose Welcome tells by its boot_id whether the same process is back.
+every later call until `connect`. The boot_id of its Welcome tells whether the same process is back.
 """
 
 from __future__ import annotations
@@ -358,7 +358,7 @@ class AsyncClient:
 
 
 class _Pending:
-    """A request without its final reply: who takes the replies, and the last one for who waits."""
+    """A request whose final reply has not come: who takes its replies, and the future that its caller awaits."""
 
     __slots__ = ("_take", "last")
 

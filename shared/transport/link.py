@@ -1,6 +1,6 @@
-"""What both clients share: one connection to one server, never blocking, that knows when it is lost.
+"""What both clients share: one connection to one server that never blocks and knows when it is lost.
 
-Replies first, loss second: what the peer said before it died is delivered. Waiting is the clients' business.
+Replies that arrived before a disconnect are delivered before the loss is reported. Waiting is the clients' business.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from shared.transport.sockets import (
 
 
 class Link:
-    """A connection that is made once: a lost one is closed and replaced, so nothing is ever sent twice.
+    """It never reconnects by itself: after a loss the owner makes a new Link, so no request is sent twice.
 
     `socket` and `monitor` are for polling only.
     """
@@ -68,7 +68,7 @@ class Link:
             yield unpack_id(frames[0]) or 0, _decoded(frames)
 
     def update(self) -> bool:
-        """Take note of connection and loss; True if there is no peer (any more). `receive` has what it said before."""
+        """Take note of connection and loss; True if there is no peer (any more). `receive` still gives what arrived."""
         for event in monitor_events(self.monitor) if not self.socket.closed else ():
             if event == CONNECTED:
                 self.is_connected = True

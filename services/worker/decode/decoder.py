@@ -51,7 +51,7 @@ class DecodeCounters:
 
 @dataclass(frozen=True, slots=True)
 class Launches:
-    """Kernels of the longest step captured so far; those of its layers are a mean and the most."""
+    """Kernels of the longest step captured so far: in all, and the mean and maximum of its layers."""
 
     graph_launches_per_step: int
     graph_launches_per_layer: float

@@ -18,7 +18,7 @@ from services.worker.device_memory import host_view
 
 
 class Hint(NamedTuple):
-    """Of use until the clock is above `clock`, that of the look-up which will want these experts."""
+    """Useful until the worker's clock passes `clock`, that of the look-up which will want these experts."""
 
     number: int
     is_guess: bool

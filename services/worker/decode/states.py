@@ -1,4 +1,4 @@
-"""The states of sequences as a decode step's kernels see them: those of all sequences behind each other."""
+"""The states of sequences as a decode step's kernels see them: those of all sequences, one after another."""
 
 from __future__ import annotations
 

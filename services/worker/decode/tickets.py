@@ -11,7 +11,7 @@ from shared.memory.control_block import Addresses, ControlBlock
 
 
 class TicketedExperts(Protocol):
-    """What decoding needs of the experts' provider besides what a model's forward does."""
+    """What decoding needs of the experts' provider beyond what a forward of the model uses."""
 
     pool: torch.Tensor
     control: ControlBlock
@@ -37,7 +37,7 @@ class TicketedExperts(Protocol):
 
 @dataclass(slots=True)
 class Tickets:
-    """Reads the ring of the control block, in order; the reader of one pool's life."""
+    """Reads the ring of the control block, in order; one reader per opened pool."""
 
     experts: TicketedExperts
     answered: int = 0

@@ -1,4 +1,4 @@
-"""A layer's weights in the words of the decode kernels: views of what the model holds, small pads apart."""
+"""A layer's weights in the form that the decode kernels take: views of the model's tensors, but for some padding."""
 
 from __future__ import annotations
 
@@ -92,8 +92,8 @@ class LayerWeights(NamedTuple):
 
 
 class StepWeights(NamedTuple):
-    """Of all layers. hashed: what each token wants of the layers that get hints because its id decides there, int16
-    [layers, vocab, num_experts_per_tok]; guesses: whether a layer's step guesses what the next one wants."""
+    """Of all layers. hashed: the experts of each token id, in the layers where the id alone chooses them and hints are
+    sent, int16 [layers, vocab, num_experts_per_tok]; guesses: whether each layer guesses the next one's experts."""
 
     layers: list[LayerWeights]
     hashed: torch.Tensor

@@ -43,7 +43,7 @@ class DiskCounters:
 
 
 class SessionDisk:
-    """The files of one directory, together at most `limit` bytes and what is being written. One worker has it."""
+    """The files of one directory, at most `limit` bytes besides what is being written. One worker at a time has it."""
 
     def __init__(self, directory: Path, limit: int) -> None:
         """Raises ConfigError if the directory cannot be used, LockedError if another worker uses it."""

@@ -1,8 +1,8 @@
 """Which of the kept segments stay, within a budget of bytes. Pure; knows keys and sizes only.
 
-A segment's key names the whole way to it, so keys lie on paths from the root, and a key is of use only while all
-before it on its path are there. They are ordered by their last use, a path's end first: so whatever is oldest ends
-every path that it is on, and can be given up alone.
+A segment's key stands for all tokens up to its end, so keys form paths from a root, and a key is useful only while all
+before it on its path are kept. Keys are ordered by their last use, those of one path from its end to its root: so the
+oldest key ends every path that it is on, and can be dropped alone.
 """
 
 from __future__ import annotations

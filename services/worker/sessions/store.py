@@ -95,7 +95,7 @@ class SessionStore:
 class Trail:
     """One prompt's way through the store. `kept` are its first segments, as far as they were kept.
 
-    `is_keeping` says whether the next segment would be: behind one that did not fit there is no use in any.
+    `is_keeping` says whether the next segment would be: after one that did not fit, no other is useful.
     """
 
     def __init__(self, store: SessionStore, path: list[Key], kept: list[KeptSegment]) -> None:
