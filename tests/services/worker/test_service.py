@@ -118,6 +118,7 @@ def cancel(service: Losing, running: Ask) -> None:
 
 def lose(service: Losing, running: Ask) -> None:
     service.lose.set()
+    assert service.looks_again.wait(PATIENCE_S)  # only then it stops
 
 
 def lose_while_stopping(service: Losing, running: Ask) -> None:
