@@ -24,7 +24,6 @@ from shared.checkpoint.index import TensorIndex
 from shared.checkpoint.schedule import problems
 from shared.errors import CheckpointError, ExitCode, IceboxError
 
-
 DESCRIPTION = (
     "Write what a checkpoint gives for a text: after each token, the logits of the next one. To compare with another "
     "machine, version or program. Runs in one process and needs no service."
@@ -69,9 +68,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def parse(arguments: Sequence[str] | None) -> Options:
-    parser = argparse.ArgumentParser(
-        prog="icebox logits",
-        description=DESCRIPTION)
+    parser = argparse.ArgumentParser(prog="icebox logits", description=DESCRIPTION)
     parser.add_argument("checkpoint", type=Path, help="directory with config.json and the safetensors files")
     parser.add_argument("--tokens", type=Path, required=True, help="JSON file: a plain list of token ids")
     parser.add_argument("--prefill", type=int, required=True, metavar="N", help="ids taken in before the first row")
