@@ -12,13 +12,12 @@ import shutil
 import signal
 import time
 import zlib
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 from helpers.checkpoints import copy_of_tiny, tensor_bytes, tiny_checkpoint
+from helpers.packing import JOURNAL_BYTES, assert_same_tree, killer, run_and_die
 from helpers.safetensors_bytes import rewrite_header
 from helpers.unreachable import UNREACHABLE, unreachable
 from safetensors import safe_open
@@ -32,23 +31,12 @@ from shared.checkpoint.records import ExpertRecords
 from shared.checkpoint.verify import verify
 from shared.errors import CapacityError, CheckpointError, LockedError
 
-JOURNAL_BYTES = 60_000  # about two records of the tiny checkpoint
-Progress = Callable[[int, int], None]
-
 
 @pytest.fixture(scope="module")
 def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("packed") / "out"
     pack(tiny_checkpoint(), out)
     return out
-
-
-def assert_same_tree(left: Path, right: Path) -> None:
-    names = {path.relative_to(left) for path in left.rglob("*")}
-    assert names == {path.relative_to(right) for path in right.rglob("*")}
-    for name in names:
-        if (left / name).is_file():
-            assert filecmp.cmp(left / name, right / name, shallow=False), name
 
 
 def test_every_tensor_is_the_same(packed: Path) -> None:
@@ -84,31 +72,6 @@ def test_the_library_reads_it_and_the_small_files_come_along(packed: Path) -> No
     for name in ("config.json", "inference/config.json", "tokenizer.json"):
         assert filecmp.cmp(packed / name, tiny_checkpoint() / name, shallow=False)
     assert not (packed / ".pack").exists()
-
-
-def run_and_die(work: Callable[[], object], after_s: float | None = None) -> bool:
-    """Run in a forked child; SIGKILL it after a while. True if it was killed (by us or by itself)."""
-    child = os.fork()
-    if child == 0:
-        try:
-            work()
-            os._exit(0)
-        except BaseException:
-            os._exit(3)
-    if after_s is not None:
-        time.sleep(after_s)
-        os.kill(child, signal.SIGKILL)
-    _, status = os.waitpid(child, 0)
-    assert os.WIFSIGNALED(status) or os.WEXITSTATUS(status) == 0, "packing raised"
-    return os.WIFSIGNALED(status)
-
-
-def killer(at: int) -> Progress:
-    def progress(done: int, total: int) -> None:
-        if done >= at:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    return progress
 
 
 def test_killed_at_fifty_points_it_ends_byte_identical(tmp_path: Path, packed: Path) -> None:
@@ -406,53 +369,3 @@ def test_another_source_into_a_pack_begun_is_refused(tmp_path: Path) -> None:
     assert run_and_die(lambda: pack(tiny_checkpoint(), out, False, killer(100_000)))
     with pytest.raises(CheckpointError, match=r"holds a pack of .*, begun earlier"):
         pack(copy_of_tiny(tmp_path), out)
-
-
-NO_JOURNAL = ["", "{", "[]", "7", "null", "{}", "[" * 100_000, "\0"]
-
-
-def damaged(table: dict[str, Any], **changes: Any) -> str:
-    return json.dumps(table | changes)
-
-
-def of_source(table: dict[str, Any]) -> list[str]:
-    name, row = next(iter(table["tensors"].items()))
-    rows = [["f"], [*row, 0], [row[0], "ZZ", *row[2:]], [*row[:3], row[3] + 8, row[4]], [*row[:4], row[4] + 1], 7, None]
-    tensors = [table["tensors"] | {name: row} for row in rows]
-    return [damaged(table, tensors=value) for value in (*tensors, {}, [], 7)] + [damaged(table, directory=7)]
-
-
-def of_file(table: dict[str, Any]) -> list[str]:
-    file, rows = table["file"], table["file"]["crc32"]
-    lists = [[], 7, rows[:-1], rows * 3, rows[1:], [["a", 0, 1, "zz"]], [["a", *rows[0][1:]], *rows[1:]]]
-    files = [{}, [], file | {"nbytes": 1}, file | {"header_sha256": ""}, *(file | {"crc32": value} for value in lists)]
-    return [damaged(table, file=value) for value in files] + [damaged(table, complete=value) for value in (1, None, [])]
-
-
-@pytest.mark.parametrize(
-    ("name", "cases"), [("source.json", of_source), ("layers.0.safetensors.json", of_file)], ids=["source", "file"]
-)
-def test_a_damaged_journal_is_named(
-    tmp_path: Path, packed: Path, name: str, cases: Callable[[dict[str, Any]], list[str]]
-) -> None:
-    out = tmp_path / "out"
-    assert run_and_die(lambda: pack(tiny_checkpoint(), out, False, killer(900_000), JOURNAL_BYTES))
-    path = out / ".pack" / name
-    for content in NO_JOURNAL + cases(json.loads(path.read_text())):
-        path.write_text(content)
-        with pytest.raises(CheckpointError, match=rf"{name}: damaged .*delete it and give the same command"):
-            pack(tiny_checkpoint(), out)
-    path.unlink()
-    pack(tiny_checkpoint(), out)
-    assert_same_tree(out, packed)
-
-
-def test_a_journal_that_stops_where_nobody_does_is_damaged(tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    assert run_and_die(lambda: pack(tiny_checkpoint(), out, False, killer(900_000), JOURNAL_BYTES))
-    path = out / ".pack" / "layers.0.safetensors.json"
-    table = json.loads(path.read_text())
-    del table["file"]["crc32"][-1]
-    path.write_text(damaged(table, complete=False))
-    with pytest.raises(CheckpointError, match=r"layers.0.safetensors.json: damaged"):
-        pack(tiny_checkpoint(), out)
