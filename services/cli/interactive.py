@@ -29,7 +29,7 @@ HELP = """\
 /clear        forget the conversation
 /retry        ask the last question again
 /save FILE    write the conversation as JSON
-/stats        what the last answer and this session cost
+/stats        what the last answer and this chat cost
 /quit         leave (so does Ctrl-D)
 Ctrl-C cancels an answer. Alt-Enter starts a new line; pasted lines stay together. Up finds earlier questions."""
 
@@ -46,7 +46,7 @@ def converse(settings: Config, conversation: Conversation, *, plain: bool) -> No
 
 
 def _history() -> History:
-    """Earlier questions, in a file that only its owner reads; of this session alone if there can be no file."""
+    """Earlier questions, in a file that only its owner reads; of this chat alone if there can be no file."""
     try:
         path = state_dir() / "chat_history"
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -188,7 +188,7 @@ class Terminal:
         print("\n".join([*self._last_cost, *self._cost.lines()]))
 
     def _save(self, argument: str) -> None:
-        """Overwrites only what this session saved."""
+        """Overwrites only what this chat saved."""
         if not argument:
             print("/save needs a file name")
             return
